@@ -54,25 +54,22 @@ def test_failed_and_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert writer.select("missing") == [4]
 
 
-def test_a_failed_submission_is_rolled_back(tmp_path: Path) -> None:
-    writer = writer_of(tmp_path, grid([{"x": 1}, {"x": 2}]), space={"x": {"grid": [1, 2]}})
-    ended(writer, 1, "failed")
+def test_trials_that_never_started_are_run_by_the_next_command(tmp_path: Path) -> None:
+    points = [{"x": value} for value in range(4)]
+    writer = writer_of(tmp_path, grid(points), space={"x": {"grid": [0, 1, 2, 3]}})
+    ended(writer, 0, "failed")
+    writer.folder.record_job("7", submission="1", tasks={1: [1]})
+    assert writer.never_started() == [2, 3]
+    search = Search("digits", metric="loss", space={"x": {"grid": [0, 1, 2, 3, 4]}})
+    created = writer.folder.read_search().created
+    writer.add_trials(search, [Point(4, 4, {"x": 4})])
+    assert SweepWriter(RunPath(tmp_path, *PATH)).never_started() == [2, 3, 4]
+    assert writer.folder.read_search().created == created
     writer.folder.cancelled.touch()
-    spec, points = writer.folder.spec.read_text(), writer.folder.points.read_text()
-    search = Search("digits", metric="loss", space={"x": {"grid": [1, 2, 3]}})
-
-    def submit() -> None:
-        with writer.add_trials(search, [Point(2, 2, {"x": 3})]), writer.reopen([1]):
-            assert len(writer.folder.read_points()) == 3
-            assert not writer.folder.trial(1).result.exists()
-            assert not writer.folder.cancelled.exists()
-            raise RuntimeError("refused")
-
-    with pytest.raises(RuntimeError, match="refused"):
-        submit()
-    assert (writer.folder.spec.read_text(), writer.folder.points.read_text()) == (spec, points)
-    assert writer.folder.trial(1).result.exists()
-    assert writer.folder.cancelled.exists()
+    assert writer.never_started() == []
+    writer.reopen([0])
+    assert not writer.folder.cancelled.exists()
+    assert not writer.folder.trial(0).result.exists()
 
 
 def test_a_sweep_resumes_only_with_the_same_search(tmp_path: Path) -> None:

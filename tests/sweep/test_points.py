@@ -10,7 +10,6 @@ import pytest
 
 from paceline.contract.sweep.folder import Point, Search
 from paceline.errors import SpecError
-from paceline.sweep.array_tasks import Chunk, cut, group, ranges
 from paceline.sweep.points import (
     choose_seeds,
     draw,
@@ -20,6 +19,7 @@ from paceline.sweep.points import (
     read_list,
     request_points,
 )
+from paceline.sweep.slurm_sweep import Chunk, cut, group, ranges
 
 SPACE: dict[str, dict[str, Any]] = {
     "lr": {"grid": [0.1, 0.01]},

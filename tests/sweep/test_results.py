@@ -77,8 +77,9 @@ def test_a_resubmitted_trial_is_pending_until_it_starts(tmp_path: Path) -> None:
     end(folder, 0, value=0.5)
     end(folder, 1, "failed", error="ValueError: no")
     record_jobs(folder, "8", {"0": [1]})
+    folder.trial(1).result.unlink()  # as the command does
     assert states(read_sweep(folder, Scheduler(j8_0="PENDING"))) == {0: "done", 1: "pending"}
-    assert states(read_sweep(folder, Scheduler(j8_0="FAILED"))) == {0: "done", 1: "failed"}
+    assert states(read_sweep(folder, Scheduler(j8_0="FAILED"))) == {0: "done", 1: "missing"}
 
 
 def test_trials_without_a_job_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

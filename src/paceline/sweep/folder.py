@@ -89,36 +89,17 @@ class SweepWriter:
             run_id=str(number),
         )
 
-    @contextmanager
-    def add_trials(self, search: Search, new: Sequence[Point]) -> Iterator[None]:
-        """Write the search and its new trials; undo both, and what the body records of jobs, if
-        the body fails.
+    def add_trials(self, search: Search, new: Sequence[Point]) -> None:
+        """Write the search and its new trials. Those that never start are run by the next
+        command.
         """
-        before = self.folder.spec.read_text(encoding="utf-8") if not self.is_new else None
-        sizes = {
-            path: path.stat().st_size if path.exists() else None
-            for path in (self.folder.points, self.folder.jobs)
-        }
-        created = json.loads(before)["created"] if before else time.time()
+        created = time.time() if self.is_new else self.folder.read_search().created
         shown = replace(search, created=created, args=redact_args(search.args))
         write_atomically(self.folder.spec, shown.to_json())
         with open(self.folder.points, "a", encoding="utf-8") as file:
             if any(point.args and redact_args(point.args) != point.args for point in new):
                 os.fchmod(file.fileno(), 0o600)  # lines of a list, as they are: they have secrets
             file.write("".join(point.to_line() for point in new))
-        try:
-            yield
-        except BaseException:
-            for path, size in sizes.items():
-                if size is None:
-                    path.unlink(missing_ok=True)
-                else:
-                    os.truncate(path, size)
-            if before is None:
-                self.folder.spec.unlink()
-            else:
-                write_atomically(self.folder.spec, before)
-            raise
 
     # -- existing trials
     # -------------------------------------------------------------------------------
@@ -163,22 +144,25 @@ class SweepWriter:
                 found.add(number)
         return found
 
-    @contextmanager
-    def reopen(self, numbers: Iterable[int]) -> Iterator[None]:
-        """Remove the results of trials that will run again; restore them if the body fails."""
+    def never_started(self) -> list[int]:
+        """Return the trials that no command has submitted or started: one was killed before it
+        could, or Slurm refused its jobs.
+        """
+        if self.folder.cancelled.exists() or is_starting(self.folder):
+            return []
+        lines = self.folder.read_jobs()
+        known = {number for line in lines for tasks in line["tasks"].values() for number in tasks}
+        numbers = [point.number for point in self.points if point.number not in known]
+        return [number for number in numbers if not self.folder.trial(number).path.exists()]
+
+    def reopen(self, numbers: Iterable[int]) -> None:
+        """Remove the results of trials that will run again."""
         marks = [self.folder.cancelled]
         for number in numbers:
             trial = self.folder.trial(number)
             marks += [trial.result, trial.cancelled]
-        texts = {path: path.read_text(encoding="utf-8") for path in marks if path.exists()}
-        for path in texts:
+        for path in marks:
             path.unlink(missing_ok=True)
-        try:
-            yield
-        except BaseException:
-            for path, text in texts.items():
-                write_atomically(path, text)
-            raise
 
 
 def _state(result: Path) -> str | None:

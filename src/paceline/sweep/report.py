@@ -173,9 +173,17 @@ def make_figures(sweep: Sweep) -> list[dict[str, Any]]:
                 lambda: draw.plot_parallel_coordinate(few, params=everywhere, **aim),
             )
         if varying:
-            some = make_study(optuna, sweep, sample(done, sweep.maximizes, MAX_POINTS), varying)
-            add("Slices", lambda: draw.plot_slice(some, params=varying, **aim))
+            dots = sample(done, sweep.maximizes, MAX_POINTS)
+            some = make_study(optuna, sweep, dots, varying)
+            add("Slices", lambda: _coloured(draw.plot_slice(some, params=varying, **aim), dots))
     return figures
+
+
+def _coloured(figure: Any, trials: Sequence[Trial]) -> Any:
+    """Colour dots by the numbers of their trials: Optuna numbers those of a study anew."""
+    for trace in figure.data:
+        trace.marker.color = [trials[int(number)].number for number in trace.marker.color]
+    return figure
 
 
 def _numbered(figure: Any, sweep: Sweep) -> Any:

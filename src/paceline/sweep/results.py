@@ -175,7 +175,7 @@ def read_sweep(folder: SweepFolder, query: QueryStates = query_states) -> Sweep:
     spec = keep_valid(read_json(folder.spec), SPEC_FIELDS)
     lines = (keep_valid(line, TRIAL_FIELDS) for line in read_lines(folder.points))
     planned = {line["number"]: line for line in lines if "number" in line}
-    jobs, again = _jobs(folder)
+    jobs = _jobs(folder)
     found: dict[int, Trial] = {}
     under_way = []
     for number in _numbers(folder.trials):
@@ -187,10 +187,10 @@ def read_sweep(folder: SweepFolder, query: QueryStates = query_states) -> Sweep:
             found[number] = ended
         else:
             under_way.append(trial)
-    # Resubmitted trials have an old result until they start.
-    resubmitted = again & found.keys()
     to_come = planned.keys() - found.keys() - {trial.number for trial in under_way}
-    relevant = [jobs[number] for number in (to_come | resubmitted) if number in jobs]
+    # A trial that was submitted again has its earlier folder until it starts.
+    unfinished = to_come | {trial.number for trial in under_way}
+    relevant = [jobs[number] for number in unfinished if number in jobs]
     known = _query(
         [*relevant, *(job for trial in under_way if (job := slurm.read_job_id(trial)) is not None)],
         query,
@@ -199,32 +199,28 @@ def read_sweep(folder: SweepFolder, query: QueryStates = query_states) -> Sweep:
         found[each.number] = each
     for number in to_come:
         found[number] = _not_started(folder.trial(number), planned[number], jobs.get(number), known)
+    for number in unfinished & found.keys() & jobs.keys():
+        newest = (known or {}).get(jobs[number])
+        if newest is not None and newest.phase == WAITING:
+            found[number] = replace(found[number], state=PENDING, value=None, error="")
     jobless = [
         number for number, each in found.items() if each.state == MISSING and number not in jobs
     ]
     for number in jobless if jobless and is_starting(folder) else ():
         found[number] = replace(found[number], state=PENDING, error="")
-    for number in resubmitted:
-        state = (known or {}).get(jobs[number])
-        if state is not None and state.phase == WAITING:
-            found[number] = replace(
-                found[number], state=PENDING, value=None, seconds=None, error=""
-            )
     return Sweep(
         folder, spec, [replace(found[number], job=jobs.get(number)) for number in sorted(found)]
     )
 
 
-def _jobs(folder: SweepFolder) -> tuple[dict[int, str], set[int]]:
-    """Return each trial's newest task, and the trials that have had several."""
-    jobs: dict[int, str] = {}
-    again = set()
-    for line in folder.read_jobs():
-        for index, numbers in line["tasks"].items():
-            for number in numbers:
-                again |= {number} & jobs.keys()
-                jobs[number] = f"{line.get('job')}_{index}"
-    return jobs, again
+def _jobs(folder: SweepFolder) -> dict[int, str]:
+    """Return each trial's newest task."""
+    return {
+        number: f"{line.get('job')}_{index}"
+        for line in folder.read_jobs()
+        for index, numbers in line["tasks"].items()
+        for number in numbers
+    }
 
 
 def _query(jobs: list[str], query: QueryStates) -> Mapping[str, JobState] | None:

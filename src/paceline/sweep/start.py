@@ -104,14 +104,15 @@ class SweepStart(ABC):
                 )
             return [], numbers
         new = new_trials(points, self.settings.requests, seeds=self.settings.seeds)
-        if not new:
+        numbers = [*self.writer.never_started(), *(point.number for point in new)]
+        if not numbers:
             raise UsageError(
                 f"The sweep {name!r} already has all of these trials.",
                 hint="Add some with --count or more values, run some again with --resubmit failed "
                 "or --resubmit"
                 " missing, or choose another --name.",
             )
-        return new, [point.number for point in new]
+        return new, numbers
 
     def _check_optuna(self) -> None:
         """Raise early if the trials run in this Python and it lacks Optuna."""
@@ -146,12 +147,10 @@ class SweepStart(ABC):
     def new_submission(
         self, run_path: RunPath, new: Sequence[Point], numbers: Sequence[int]
     ) -> Iterator[None]:
-        """Create the submission's folder and record its trials; undo both if the body fails."""
-        with (
-            folders.open_run_folder(run_path, is_new=True),
-            self.writer.add_trials(self.search, new),
-            self.writer.reopen(numbers if not new else ()),
-        ):
+        """Create the submission's folder, which goes if the body fails, and record its trials."""
+        with folders.open_run_folder(run_path, is_new=True):
+            self.writer.add_trials(self.search, new)
+            self.writer.reopen(numbers)
             yield
 
     def prepare(

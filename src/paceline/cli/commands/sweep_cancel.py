@@ -13,10 +13,8 @@ import typer
 from paceline.cli import runs
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.sweep.folder import SweepFolder
-from paceline.errors import ClusterError
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import squeue_and_sacct
-from paceline.slurm.job_states.meanings import ENDED
 from paceline.sweep.folder import find_pids
 from paceline.sweep.results import MISSING, PENDING, RUNNING, find_own_sweep, read_sweep
 
@@ -50,13 +48,6 @@ def _ended_trials(sweep: SweepFolder) -> str:
     counts = read_sweep(sweep, squeue_and_sacct.states).counts
     if not counts or counts.keys() & {RUNNING, PENDING, MISSING} or _pids(sweep):
         return ""
-    if jobs := _jobs(sweep):  # W&B may still give them points
-        try:
-            live = [job for job, state in squeue_and_sacct.queue().items() if state.phase != ENDED]
-        except ClusterError:
-            return ""
-        if not {*jobs}.isdisjoint(part for job in live for part in (job, job.partition("_")[0])):
-            return ""
     return ", ".join(f"{count:,} {state}" for state, count in counts.items())
 
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import statistics
-import time
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +30,7 @@ from paceline.contract.sweep.folder import (
 )
 from paceline.errors import EnvironmentProblem, RunError
 
-LOCK_TIMEOUT = 120.0  # seconds that a trial waits for another that requests the same point
+LOCK_TIMEOUT = 120  # seconds that a trial waits for another that requests the same point
 STARTUP_TRIALS = 10  # random points before TPE starts
 
 
@@ -99,23 +97,14 @@ def point_of_group(
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Let one trial at a time run the body. A lock whose holder died is broken after a while."""
-    lock = path.with_suffix(".lock")
-    deadline = time.monotonic() + LOCK_TIMEOUT
-    while True:
-        try:
-            os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-            break
-        except FileExistsError:
-            if time.monotonic() > deadline:
-                with contextlib.suppress(OSError):
-                    os.unlink(lock)
-                deadline = time.monotonic() + LOCK_TIMEOUT
-            time.sleep(0.1)
+    from optuna.storages.journal import JournalFileOpenLock
+
+    lock = JournalFileOpenLock(str(path), grace_period=LOCK_TIMEOUT)
+    lock.acquire()
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
-            os.unlink(lock)
+        lock.release()
 
 
 def _read(path: Path) -> dict[str, Any] | None:

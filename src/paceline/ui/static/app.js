@@ -1,15 +1,14 @@
 // The frame of all pages: navigation, addresses (#/run/KEY), colours.
 
 import { clusterPage } from "./cluster.js";
-import { comparePage } from "./compare.js";
-import { add, h, put, s } from "./dom.js";
+import { comparePage } from "./curves.js";
+import { add, h, put } from "./dom.js";
 import { date } from "./format.js";
 import { empty } from "./parts.js";
 import { runPage } from "./run.js";
-import { runsPage } from "./runs.js";
+import { runsPage, sweepsPage } from "./runs.js";
 import { about, isReport, onLive } from "./source.js";
-import { sweepPage, sweepsPage } from "./sweep.js";
-import { themeButton } from "./theme.js";
+import { sweepPage } from "./sweep.js";
 
 const PAGES = { "": runsPage, run: runPage, compare: comparePage, sweep: sweepPage, sweeps: sweepsPage, cluster: clusterPage };
 const LINKS = [["#/", "Runs", ["", "run", "compare"]], ["#/sweeps", "Sweeps", ["sweep", "sweeps"]], ["#/cluster", "Cluster", ["cluster"]]];
@@ -24,12 +23,11 @@ let visit = 0;
 function start() {
   const home = isReport ? `#/${about.page}` : "#/";
   add(document.getElementById("top"), [
-    h("a", { class: "brand", href: home }, logo(), "Paceline"),
+    h("a", { class: "brand", href: home }, "Paceline"),
     isReport ? h("span", { class: "quiet small" }, `Report of ${date(about.time)}`) : links,
     h("span", { class: "spacer" }),
     place,
     live,
-    themeButton(),
   ]);
   document.querySelector(".skip").addEventListener("click", (event) => {
     event.preventDefault();
@@ -76,13 +74,6 @@ async function show() {
   } finally {
     clearTimeout(waits);
   }
-}
-
-function logo() {
-  return s("svg", { viewBox: "0 0 32 32", "aria-hidden": "true" },
-    s("rect", { width: 32, height: 32, rx: 8, fill: "#2563c9" }),
-    s("path", { d: "M6 8c4 11 8 14 20 15", fill: "none", stroke: "#fff", "stroke-width": 3, "stroke-linecap": "round" }),
-    s("circle", { cx: 26, cy: 23, r: 2.6, fill: "#8ee3b8" }));
 }
 
 start();

@@ -4,11 +4,11 @@
 // allows `eval`, and take many seconds where the browser has no GPU.
 
 import { h, put } from "./dom.js";
-import { stillPicture } from "./still.js";
-import { colour, onTheme } from "./theme.js";
+import { canBeStill, stillPicture } from "./still.js";
 
 export const PALETTE = ["#3b7ddd", "#e07b22", "#2e9e5b", "#d04a55", "#8b62cf", "#1399a8", "#b58a2a", "#c9589f", "#6b7a90", "#86a327"];
 
+const isStill = document.documentElement.dataset.charts === "still";
 const charts = new Map(); // element -> chart, those on the page
 const observer = new IntersectionObserver(
   (entries) => {
@@ -19,7 +19,7 @@ const observer = new IntersectionObserver(
 const resized = new ResizeObserver((entries) => {
   for (const entry of entries) charts.get(entry.target)?.resize();
 });
-onTheme(redraw);
+window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 
 function redraw() {
   for (const chart of charts.values()) {
@@ -71,13 +71,9 @@ export class Chart {
     else this.draw();
   }
 
-  clear() {
-    if (window.Plotly && this.host.classList.contains("js-plotly-plot")) window.Plotly.purge(this.host);
-  }
-
   close() {
     this.make = null;
-    this.clear();
+    if (window.Plotly && this.host.classList.contains("js-plotly-plot")) window.Plotly.purge(this.host);
     observer.unobserve(this.host);
     resized.unobserve(this.host);
     charts.delete(this.host);
@@ -113,7 +109,7 @@ let plotly = null;
 
 /** Return Plotly, or null where there is none. The page's first paint doesn't wait for it. */
 function loadPlotly() {
-  if (document.documentElement.dataset.charts === "still") return Promise.resolve(null);
+  if (isStill) return Promise.resolve(null);
   plotly ||= window.Plotly
     ? Promise.resolve(window.Plotly)
     : new Promise((resolve) => {
@@ -124,15 +120,23 @@ function loadPlotly() {
   return plotly;
 }
 
+/** Return the value of a colour of style.css, such as `accent`. */
+function colour(name) {
+  probe.style.color = `var(--${name})`;
+  if (!probe.isConnected) document.body.append(probe);
+  return getComputedStyle(probe).color;
+}
+
+const probe = h("span", { hidden: true });
+
+/** Whether this page can draw a figure: a light report has no Plotly. */
+export function canBeDrawn(figure) {
+  return !isStill || canBeStill(figure);
+}
+
 /** Plotly reads a few tags in texts. Names are not to contain any. */
 export function literal(text) {
   return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-}
-
-/** A colour between two others, `rgb(1, 2, 3)`. */
-export function mixed(from, to, share) {
-  const [first, second] = [from, to].map((text) => text.match(/[\d.]+/g).map(Number));
-  return `rgb(${[0, 1, 2].map((index) => Math.round(first[index] + share * (second[index] - first[index]))).join(", ")})`;
 }
 
 const HARMLESS = /<(?!br\/?>|\/?b>|extra>|\/extra>)/g;

@@ -46,11 +46,7 @@ function partitions(list) {
 }
 
 function share(some, all, what = "") {
-  return [h("span", { class: "small" }, `${whole(some)} of ${whole(all)} ${plain(what)}`.trim()), free(some, all)];
-}
-
-function free(some, all) {
-  return bar([{ share: all ? some / all : 0, colour: "var(--g-training)" }]);
+  return [h("span", { class: "small" }, `${whole(some)} of ${whole(all)} ${plain(what)}`.trim()), bar([{ share: all ? some / all : 0, colour: "var(--g-training)" }])];
 }
 
 function queue(list) {

@@ -49,18 +49,6 @@ export function later(action, milliseconds) {
   };
 }
 
-/** Return a function that runs `action` at most once per interval, and once more after the last call. */
-export function seldom(action, milliseconds) {
-  let timer = 0;
-  return () => {
-    if (timer) return;
-    timer = setTimeout(() => {
-      timer = 0;
-      action();
-    }, milliseconds);
-  };
-}
-
 /** A message at the bottom of the page, for a few seconds. */
 export function notify(text, isProblem = false) {
   const host = document.getElementById("notices");

@@ -1,7 +1,7 @@
 // Small pieces that several pages show.
 
-import { copy, h, s } from "./dom.js";
-import { NOTHING, duration, number, percent, plain } from "./format.js";
+import { copy, h } from "./dom.js";
+import { NOTHING, duration, percent, plain } from "./format.js";
 
 const COLOURS = {
   running: "blue", ending: "blue", starting: "amber", queued: "amber", pending: "amber", held: "amber", submitted: "amber",
@@ -39,37 +39,13 @@ export function bar(parts, kind = "") {
 export function progress(run) {
   if (run.step === null) return [h("span", { class: "quiet" }, NOTHING)];
   const share = run.total_steps ? run.step / run.total_steps : null;
-  const left = !run.is_over && run.seconds_left !== null ? `${rough(run.seconds_left)} left` : "";
+  const left = !run.is_over && run.seconds_left !== null ? `${duration(run.seconds_left)} left` : "";
   const text = run.total_steps ? `${steps(run.step)} / ${steps(run.total_steps)}` : `step ${steps(run.step)}`;
   return [h("span", { class: "small both" }, h("span", null, text), h("span", { class: "quiet" }, left)), bar([{ share: share === null ? (run.is_over ? 1 : 0) : share, colour: stateColour(run.status) }])];
 }
 
 function steps(value) {
   return value >= 1e6 ? `${Number((value / 1e6).toPrecision(4))}M` : value.toLocaleString("en");
-}
-
-/** 2 h 10 min, but 11 min for 10 min 55 s: in a narrow column. */
-function rough(seconds) {
-  const [amount, unit, ...rest] = duration(seconds).split(" ");
-  const size = { d: 86400, h: 3600, min: 60 }[unit];
-  return rest.length && Number(amount) >= 3 ? `${Math.round(seconds / size)} ${unit}` : [amount, unit, ...rest].join(" ");
-}
-
-/** A small curve without axes. */
-export function spark(values, title = "") {
-  const known = values.filter(Number.isFinite);
-  const picture = s("svg", { class: "spark", viewBox: "0 0 110 28", preserveAspectRatio: "none", role: "img", "aria-label": title || "no curve" });
-  if (known.length < 2) return picture;
-  const low = Math.min(...known), high = Math.max(...known);
-  const points = known.map((each, index) => `${(110 * index / (known.length - 1)).toFixed(1)},${(26 - 24 * (high > low ? (each - low) / (high - low) : 0.5)).toFixed(1)}`);
-  picture.append(s("path", { d: `M${points.join("L")}` }));
-  return picture;
-}
-
-/** At most `size` values of a list, evenly spread, the last among them. */
-export function thin(values, size) {
-  if (values.length <= size) return values;
-  return Array.from({ length: size }, (_, index) => values[Math.round((index * (values.length - 1)) / (size - 1))]);
 }
 
 export function empty(title, text, command = "") {
@@ -157,9 +133,7 @@ export function goodputBar(goodput) {
 }
 
 const TIMES = ["queued", "starting", "running", "training", "saving", "lost", "idle"];
-const FAMILIES = { import: "starting", compile: "starting", restore: "starting", compute: "training", data: "saving", waiting: "saving" };
 
 export function timeColour(kind) {
-  const family = Object.keys(FAMILIES).find((name) => kind.includes(name));
-  return `var(--g-${TIMES.includes(kind) ? kind : FAMILIES[family] || "idle"})`;
+  return `var(--g-${TIMES.includes(kind) ? kind : "idle"})`;
 }

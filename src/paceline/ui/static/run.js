@@ -1,14 +1,13 @@
 // One run: its numbers, curves, output, nodes, time and settings.
 
-import { confirmed, h, notify, put, seldom } from "./dom.js";
+import { confirmed, h, later, notify, put } from "./dom.js";
 import { ago, compact, count, date, duration, number, percent, plain, titleOf, whole } from "./format.js";
 import { MetricsView } from "./curves.js";
 import { LogView } from "./log.js";
 import { NodesView } from "./nodes.js";
+import { SettingsView, TimeView } from "./panels.js";
 import { bar, pill, stateColour, tabs, tile } from "./parts.js";
-import { SettingsView } from "./settings.js";
 import { act, follow, get, isReport } from "./source.js";
-import { TimeView } from "./times.js";
 
 const TABS = { metrics: ["Metrics", MetricsView], log: ["Log", LogView], nodes: ["Nodes", NodesView], time: ["Time", TimeView], settings: ["Settings and code", SettingsView] };
 const ACTIONS = {
@@ -33,7 +32,7 @@ export async function runPage(host, place, argument, [tab]) {
     for (const view of views.values()) view.update(details);
   };
   let end = () => {};
-  const redraw = seldom(update, 300);
+  const redraw = later(update, 300);
   const listen = (log = "") => {
     end();
     end = follow(`api/events?key=${argument}${log}`, {

@@ -1,18 +1,20 @@
 // The list of all runs.
 
-import { h, later, put, seldom } from "./dom.js";
+import { h, later, put } from "./dom.js";
 import { NOTHING, ago, compact, count, date, keyOf, number, percent, plain, titleOf } from "./format.js";
-import { STATES, bar, empty, pill, progress, spark, stateColour, thin } from "./parts.js";
+import { STATES, bar, empty, pill, progress, stateColour } from "./parts.js";
 import { follow, get } from "./source.js";
 import { Table } from "./table.js";
 
 // What the reader has chosen survives a visit to another page.
 const view = { text: "", state: "", trials: false, sort: "created", down: true, page: 0, selected: new Set() };
-const SPARKS = 3; // curves that are fetched at a time
-const SPARK_AGE = 10; // seconds until the curve of a live run is fetched again
-const sparks = new Map(); // path -> {time, values, updated}
 
-export async function runsPage(host, place) {
+/** The same list, of sweeps alone. */
+export function sweepsPage(host, place) {
+  return runsPage(host, place, true);
+}
+
+export async function runsPage(host, place, areSweeps = false) {
   const rows = new Map(), sweeps = new Map();
   const take = (news) => {
     for (const path of news.gone || []) if (!rows.delete(path)) sweeps.delete(path);
@@ -32,15 +34,14 @@ export async function runsPage(host, place) {
   const content = h("div");
   const draw = () => {
     const all = [...rows.values()];
-    const listed = view.trials ? all : bundle(all, sweeps);
+    const listed = view.trials && !areSweeps ? all : bundle(all, sweeps).filter((row) => row.bundle || !areSweeps);
     const matching = listed.filter((row) => matches(row, view.text.toLowerCase()));
     drawChips(chips, matching, draw);
     const bundles = listed.filter((row) => row.bundle).length;
     total.textContent = [listed.length > bundles || !bundles ? count(listed.length - bundles, "run") : "", bundles ? count(bundles, "sweep") : ""].filter(Boolean).join(", ");
     table.set(view.state ? matching.filter((row) => row.status === view.state) : matching);
-    trialsLabel.hidden = !all.some((run) => run.sweep);
-    put(content, listed.length ? [toolbar, table.shown.length ? table.host : nothing] : teach());
-    drawSparks(table);
+    trialsLabel.hidden = areSweeps || !all.some((run) => run.sweep);
+    put(content, listed.length ? [toolbar, table.shown.length ? table.host : nothing] : teach(areSweeps));
   };
   const showSelected = () => {
     compare.disabled = view.selected.size < 2;
@@ -58,11 +59,11 @@ export async function runsPage(host, place) {
     filter.focus();
   };
   document.addEventListener("keydown", slash);
-  put(host, h("div", { class: "head row" }, h("h1", null, "Runs"), total), content);
+  put(host, h("div", { class: "head row" }, h("h1", null, areSweeps ? "Sweeps" : "Runs"), total), content);
   showSelected();
   draw();
 
-  const redraw = seldom(draw, 300);
+  const redraw = later(draw, 300);
   const end = follow(`api/events?since=${answer.position ?? 0}`, {
     runs: (news) => {
       place(news.scratch);
@@ -78,7 +79,8 @@ export async function runsPage(host, place) {
   };
 }
 
-function teach() {
+function teach(areSweeps) {
+  if (areSweeps) return empty("No sweeps yet", "A sweep starts many runs that differ in their parameters:", "paceline sweep sweep.toml");
   return empty("No runs yet", "Start one, and it appears here:", "paceline run train.py\npaceline submit --nodes 2 --gpus 8 train.py");
 }
 
@@ -131,7 +133,6 @@ function columns(showSelected) {
     { name: "status", title: "State", kind: "w-state", order: (run) => run.status, cell: stateCell },
     { name: "progress", title: "Progress", kind: "progress", order: (run) => (run.total_steps ? run.step / run.total_steps : run.step), downFirst: true, cell: (run) => (run.bundle ? bundleBar(run) : progress(run)) },
     { name: "loss", title: "Loss", kind: "num hide w-loss", order: (run) => run.loss, cell: lossCell },
-    { name: "curve", title: "", kind: "hide w-curve drop-second", cell: (run) => (run.bundle ? "" : h("span", { class: "sparkhost" }, sparkOf(run))) },
     { name: "rate", title: "Speed", kind: "num hide w-speed", order: (run) => run.rate, downFirst: true, cell: (run) => (run.rate ? [compact(run.rate), h("span", { class: "quiet small" }, ` ${run.rate_unit}`)] : NOTHING) },
     { name: "goodput", title: "Goodput", help: "The share of its time that went into steps that count", kind: "num hide w-short drop-second", order: (run) => run.goodput, downFirst: true, cell: (run) => percent(run.goodput) },
     { name: "ranks", title: "Ranks", kind: "num hide w-short drop-first", order: (run) => run.nodes * run.nproc, downFirst: true, cell: (run) => (run.nodes ? `${run.nodes} × ${run.nproc}` : NOTHING) },
@@ -172,34 +173,4 @@ function bundleBar(run) {
     h("span", { class: "small" }, parts.map(([state, size]) => `${size} ${plain(state)}`).join(", ")),
     bar(parts.map(([state, size]) => ({ share: size / run.size, colour: stateColour(state), title: state }))),
   ];
-}
-
-function sparkOf(run) {
-  return spark(sparks.get(run.path)?.values || [], run.loss_name ? `Curve of ${plain(run.loss_name)}` : "");
-}
-
-let fetching = 0;
-
-/** Fetch the curves of the rows in view, a few at a time. */
-function drawSparks(table) {
-  const now = Date.now() / 1000;
-  const isDue = (run) => {
-    const known = sparks.get(run.path);
-    return !run.bundle && run.loss_name && (!known || (known.updated !== run.updated && now - known.time > SPARK_AGE));
-  };
-  for (const run of (table.shown || []).filter(isDue)) {
-    if (fetching >= SPARKS) return;
-    fetching += 1;
-    const known = { time: now, updated: run.updated, values: sparks.get(run.path)?.values || [] };
-    sparks.set(run.path, known);
-    get(`api/runs/${encodeURIComponent(keyOf(run))}/curves?name=${encodeURIComponent(run.loss_name)}`)
-      .then((answer) => { known.values = thin(answer.curves[0]?.values || [], 80); })
-      .catch(() => {})
-      .finally(() => {
-        fetching -= 1;
-        const cell = [...table.body.children].find((row) => row.dataset.key === run.path)?.querySelector(".sparkhost");
-        if (cell) put(cell, sparkOf(run));
-        drawSparks(table);
-      });
-  }
 }

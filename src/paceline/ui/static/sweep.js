@@ -1,31 +1,14 @@
 // Sweeps: the list, and one sweep with its trials and Optuna's figures.
 
-import { Chart, harmless, mixed } from "./charts.js";
+import { Chart, canBeDrawn, harmless } from "./charts.js";
 import { h, later, put } from "./dom.js";
 import { NOTHING, count, duration, number, plain, value } from "./format.js";
 import { bar, empty, facts, pill, stateColour, tile } from "./parts.js";
 import { get, isReport } from "./source.js";
 import { Table } from "./table.js";
-import { colour } from "./theme.js";
 
 const INTERVAL = 10000; // milliseconds between two looks at a sweep that is under way
-const WEAKEST = 0.35; // of the colour of points: the rest is that of the paper's lines
 const LIVE = ["running", "pending"];
-
-export async function sweepsPage(host, place) {
-  const { sweeps } = await get("api/runs");
-  place("");
-  const columns = [
-    { name: "name", title: "Sweep", order: (sweep) => sweep.name, cell: (sweep) => [h("a", { class: "name", href: `#/sweep/${encodeURIComponent(sweep.name)}` }, plain(sweep.name)), h("span", { class: "sub" }, plain(sweep.project ?? ""))] },
-    { name: "status", title: "State", order: (sweep) => sweep.status, cell: (sweep) => pill(sweep.status) },
-    { name: "metric", title: "Metric", kind: "wide-only", order: (sweep) => sweep.metric, cell: (sweep) => `${plain(sweep.metric)}, ${aim(sweep)}` },
-    { name: "trials", title: "Trials", kind: "progress", order: (sweep) => total(sweep), downFirst: true, cell: (sweep) => [h("span", { class: "small" }, countsText(sweep)), countsBar(sweep)] },
-  ];
-  const table = new Table({ columns, key: (sweep) => sweep.name, state: { sort: "", down: false, page: 0 }, label: "Sweeps" });
-  table.set(sweeps);
-  put(host, h("div", { class: "head row" }, h("h1", null, "Sweeps"), h("span", { class: "quiet" }, count(sweeps.length, "sweep"))),
-    sweeps.length ? table.host : empty("No sweeps yet", "A sweep starts many runs that differ in their parameters:", "paceline sweep sweep.toml"));
-}
 
 export async function sweepPage(host, place, argument) {
   const path = `api/sweeps/${argument}`;
@@ -40,7 +23,7 @@ export async function sweepPage(host, place, argument) {
     put(title, h("h1", null, plain(sweep.name)), pill(sweep.status));
     drawProgress(progress, sweep);
     table.set(sweep.rows.filter((row) => matches(row, filter.value.toLowerCase())));
-    drawFigures(figures, charts, sweep.figures || []);
+    drawFigures(figures, charts, sweep.figures.filter(({ figure }) => canBeDrawn(figure)));
   };
   const failed = failures(sweep), same = Object.entries(sweep.settings || {});
   put(host,
@@ -91,12 +74,10 @@ function drawProgress(host, sweep) {
   if (host.dataset.signature === signature) return;
   host.dataset.signature = signature;
   const found = sweep.best;
-  const times = sweep.trials.map((trial) => trial.seconds).filter(Number.isFinite).sort((a, b) => a - b);
   put(host,
     h("div", { class: "tiles" },
       tile("Best", found ? number(found.value, 5) : NOTHING, found ? `trial ${found.number}` : "no trial has ended with a value"),
       tile("Trials", total(sweep).toLocaleString("en"), countsText(sweep)),
-      tile("Median time", times.length ? duration(times[Math.floor(times.length / 2)]) : NOTHING, "of a trial"),
       tile("Sampler", plain(sweep.sampler || NOTHING), sweep.pruner && sweep.pruner !== "none" ? `pruner ${plain(sweep.pruner)}` : "")),
     h("div", { class: "columns", style: { "margin-bottom": "16px" } },
       h("section", { class: "card" }, h("h2", null, "Progress"), countsBar(sweep, "tall"),
@@ -126,21 +107,9 @@ function isWide(figure) {
 function restyled(figure) {
   const { data, layout } = harmless(figure);
   const { template, title, width, height, plot_bgcolor, paper_bgcolor, font, ...kept } = layout || {};
-  for (const trace of data) tint(trace);
-  for (const note of kept.annotations || []) note.font = { ...note.font, color: colour("quiet") };
   if (data.some((trace) => trace.orientation === "h") && kept.yaxis) delete kept.yaxis.title;
   const isParallel = data.some((trace) => trace.type === "parcoords");
   return { data, layout: { ...kept, showlegend: data.length > 1 && data.length < 6 && Boolean(kept.showlegend ?? true), legend: { orientation: "h", y: 1.08 }, margin: isParallel ? { l: 70, r: 70, t: 50, b: 24 } : { l: 60, r: 16, t: 30, b: 50 } } };
-}
-
-/** Optuna's blues become the page's: weak for values far from the best, strong for those near it. */
-function tint(trace) {
-  for (const part of [trace.marker, trace.line]) {
-    if (!part) continue;
-    if (part.colorscale) part.colorscale = [[0, mixed(colour("line"), colour("accent"), WEAKEST)], [1, colour("accent")]];
-    const red = /^rgba?\((\d+)/.exec(part.color);
-    if (red) part.color = mixed(colour("line"), colour("accent"), Math.min(1, Math.max(WEAKEST, (247 - Number(red[1])) / 239)));
-  }
 }
 
 function rowColumns(sweep) {

@@ -42,7 +42,6 @@ export class Table {
     const pages = Math.max(1, Math.ceil(sorted.length / size));
     state.page = Math.min(state.page, pages - 1);
     this.shown = sorted.slice(state.page * size, (state.page + 1) * size);
-    const focused = this.body.contains(document.activeElement) ? document.activeElement.closest("tr")?.dataset.key : null;
     const kept = new Map();
     put(this.body, this.shown.map((row) => {
       const key = this.key(row), signature = JSON.stringify(row, (_, value) => (typeof value === "function" ? undefined : value));
@@ -52,9 +51,6 @@ export class Table {
       return element;
     }));
     this.made = kept;
-    if (focused && !this.body.contains(document.activeElement)) {
-      [...this.body.children].find((each) => each.dataset.key === focused)?.querySelector("a, button, input")?.focus();
-    }
     this.columns.forEach((each, index) => this.mark(each, this.heads[index]));
     this.drawPager(sorted.length, pages);
   }

@@ -18,7 +18,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import asdict
-from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -76,8 +75,6 @@ class Answers:
         self.rows = Rows(scratch, query)
         self._sweeps: dict[SweepFolder, tuple[float, bytes]] = {}  # until when an answer counts
         self._lock = Lock()
-        # What is read of a run's curves stays, for the small ones in the list.
-        self._curves = lru_cache(maxsize=48)(CurveReader)
 
     def run(self, folder: RunFolder) -> dict[str, Any]:
         """Return everything about a run. `actions` are what a page may do to it."""
@@ -99,11 +96,8 @@ class Answers:
         return {"message": act(self.rows.run(key), verb)}
 
     def curves(self, key: str, names: list[str]) -> dict[str, Any]:
-        with self._lock:
-            reader = self._curves(self.rows.run(key))
-            reader.read()
-            found = [curve for curve in reader.all.all() if not names or curve.name in names]
-            return {"curves": [asdict(curve) for curve in found]}
+        found, _ = CurveReader(self.rows.run(key)).read()
+        return {"curves": [asdict(curve) for curve in found if not names or curve.name in names]}
 
     def difference(self, key: str) -> dict[str, Any]:
         """Return how the project's code has changed since a run was started, or in `note` why that
