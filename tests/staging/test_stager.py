@@ -215,6 +215,18 @@ def test_files_with_holes_are_counted_and_copied_by_their_blocks(base: Path, nod
     assert stager.transfer.done == stager.transfer.total == 900 << 20
 
 
+def test_large_files_arrive_where_the_kernel_cannot_copy(
+    base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: int) -> int:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    source = make_tree(base / "set", small=3, large=4)
+    monkeypatch.setattr(os, "copy_file_range", refuse, raising=False)
+    data, _ = node.stage(request(base, "set"))
+    assert content(data / "set") == content(source)
+
+
 def test_links_stay_links(base: Path, node: Node, tmp_path: Path) -> None:
     source = make_tree(base / "set", small=2)
     outside = tmp_path / "elsewhere"
