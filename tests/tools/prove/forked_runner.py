@@ -56,7 +56,7 @@ class ForkedRunner:
         own = self.folder / case.slug
         own.mkdir(parents=True)
         spec = make_spec(case, against, own=own, weights=self.folder / "weights")
-        printed = self._launch(case, own, spec)
+        self._launch(case, own, spec)
         stopped_after = 0
         if case.interrupted:
             stopped_after = max(read_ranks(own, 1)[0].steps)
@@ -64,7 +64,7 @@ class ForkedRunner:
             self._launch(case, own, replace(spec, stop_at=0))
         metrics = self.script.metrics_file(case, own, cwd=Path.cwd())
         logged = read_logged(RunFolder(own).metrics if metrics is None else metrics)
-        return CaseRecords(case, read_ranks(own, case.ranks), logged, printed, "", stopped_after)
+        return CaseRecords(case, read_ranks(own, case.ranks), logged, "", stopped_after)
 
     def _launch(self, case: Case, own: Path, spec: ProofSpec) -> str:
         path, program, args = (

@@ -1,4 +1,4 @@
-"""How differences of losses are measured, and where a proof and its printed losses are."""
+"""How differences of losses are measured, and where a proof is."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.tools.prove.cases import Case
 from paceline.tools.prove.comparison import largest_difference, loss_scale
 from paceline.tools.prove.evidence import SampleComparison
-from paceline.tools.prove.local_runner import choose_folder, read_output
-from paceline.tools.prove.records import CaseRecords, RankRecords, read_printed
+from paceline.tools.prove.local_runner import choose_folder
+from paceline.tools.prove.records import CaseRecords, RankRecords
 
 
 @pytest.mark.parametrize(
@@ -45,15 +44,6 @@ def test_runs_with_equally_many_ranks_have_no_wrong_batch_size() -> None:
     cause = SampleComparison(record("one"), record("other")).compare().cause
     assert cause is not None
     assert "each rank takes a whole batch" not in cause.evidence
-
-
-def test_an_interrupted_run_has_printed_its_losses_in_two_attempts(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    for attempt, steps in ((1, (1, 2)), (2, (3, 4))):
-        log = folder.attempt(attempt).log(0)
-        log.parent.mkdir(parents=True)
-        log.write_text("".join(f"loss {0.5 * step}\n" for step in steps))
-    assert read_printed(read_output(folder), "loss") == {1: 0.5, 2: 1.0, 3: 1.5, 4: 2.0}
 
 
 def test_proofs_that_start_at_once_have_folders_of_their_own(tmp_path: Path) -> None:

@@ -263,14 +263,12 @@ def test_a_plain_script_is_compared_by_the_losses_of_all_ranks(prove: Prove) -> 
     assert str(proof.source).startswith("the loss of backward()")
     assert len(proof.curve(proof.cases[0])) == STEPS, "it ends after as many steps as asked for"
     assert all(each.weights is not None and each.weights < 1e-6 for each in proof.comparisons)
-    assert len(proof.cases[0].printed_losses("loss")) == STEPS
 
 
-def test_a_printed_loss_of_rank_0_alone_is_named(prove: Prove) -> None:
-    proof = prove("ddp.py", "--batch-size", "16", batch_arg="--batch-size", metric="loss")
-    assert not proof.holds
-    assert [cause.name for cause in proof.causes] == ["the printed loss"]
-    assert "The weights agree" in proof.causes[0].evidence
+def test_what_rank_0_prints_is_no_loss_of_the_batch(prove: Prove) -> None:
+    with pytest.raises(RunError, match="Nothing was logged as 'loss'") as error:
+        prove("ddp.py", "--batch-size", "16", batch_arg="--batch-size", metric="loss")
+    assert error.value.hint == "Leave out --metric."
 
 
 def test_a_plain_script_writes_a_file_of_its_losses(prove: Prove) -> None:

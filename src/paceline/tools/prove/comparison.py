@@ -25,7 +25,7 @@ SHARES = {"float64": 1e-4, "float32": 1e-2, "bfloat16": 0.2, "float16": 0.1}
 # Losses that are all smaller than 1 are compared relative to their size, but not to less than this: rounding.
 SMALLEST_SCALES = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 0.2, "float16": 0.1}
 
-LOGGED, BACKWARD, PRINTED, FILE = "run.log", "backward()", "printed", "file"
+LOGGED, BACKWARD, FILE = "run.log", "backward()", "file"
 
 
 @dataclass(frozen=True)
@@ -36,34 +36,26 @@ class LossSource:
     name: str
 
     def curve(self, records: CaseRecords) -> dict[int, float]:
-        if self.kind in (LOGGED, FILE):
-            return records.logged.get(self.name, {})
-        return (
-            records.backward_losses()
-            if self.kind == BACKWARD
-            else records.printed_losses(self.name)
-        )
+        if self.kind == BACKWARD:
+            return records.backward_losses()
+        return records.logged.get(self.name, {})
 
     def __str__(self) -> str:
         if self.kind == BACKWARD:
             return "the loss of backward(), averaged over the ranks"
-        if self.kind == PRINTED:
-            return f"{self.name!r} as rank 0 prints it"
         return f"{self.name!r} of {'run.log' if self.kind == LOGGED else 'the metrics file'}"
 
 
 def choose_source(records: CaseRecords, metric: str | None, *, has_file: bool) -> LossSource | None:
     """Return what shows the loss of the whole batch best; None if nothing does, or nothing has the name `metric`.
 
-    A plain script usually prints the loss of rank 0's own samples, which differs between rank counts in any case. So
-    losses that the ranks pass to `backward` come before printed ones.
+    What a script prints does not count: usually, that is the loss of rank 0's own samples.
     """
     name = metric or "loss"
-    if name in records.logged or has_file:
-        return LossSource(FILE if has_file else LOGGED, name) if name in records.logged else None
-    if metric is None and records.backward_losses():
-        return LossSource(BACKWARD, name)
-    return LossSource(PRINTED, name) if records.printed_losses(name) else None
+    if name in records.logged:
+        return LossSource(FILE if has_file else LOGGED, name)
+    is_passed = metric is None and not has_file and records.backward_losses()
+    return LossSource(BACKWARD, name) if is_passed else None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 
 from paceline.contract.files.proof_spec import BATCHNORM, DRAWS, DROPOUT, OTHER_DRAWS
 from paceline.tools.prove.comparison import (
-    PRINTED,
     LossSource,
     compare,
     compare_gradients,
@@ -80,7 +79,7 @@ class Diagnosis:
                 or self._resume_cause()
                 or self._style_cause()
             ]
-        found = self._printed_loss() or self._unrepeated() or self._initial_weights()
+        found = self._unrepeated() or self._initial_weights()
         if found is not None:
             return [found]
         self._evidence = SampleComparison(self.reference, self.other).compare()
@@ -90,24 +89,6 @@ class Diagnosis:
         found = self._replicas()
         causes = [found] if found is not None else self._model_causes()
         return causes if late is None else [*causes, late]
-
-    def _printed_loss(self) -> Cause | None:
-        """Rank 0 usually prints the loss of its own samples, which are others at every number of ranks."""
-        found = compare(self.other, self.reference, self.source, limit=self.limit)
-        if (
-            self.source.kind != PRINTED
-            or found.note
-            or found.weights is None
-            or found.weights > self.limit
-        ):
-            return None
-        return Cause(
-            "the printed loss",
-            f"The weights agree to {found.weights:.1e}, so the training is the same. Only the values of "
-            f"{self.source} differ: it seems to print the loss of its own samples, not that of all ranks.",
-            "Leave out --metric to compare the losses of backward() instead, or average the loss over the ranks before "
-            "you print it.",
-        )
 
     # -- before the first gradient ---------------------------------------------------------------------
 

@@ -223,21 +223,12 @@ class LocalRunner:
         shutil.rmtree(self.folder / "weights", ignore_errors=True)
 
     def _read(self, case: Case, own: Path, folder: RunFolder, metrics: Path | None) -> CaseRecords:
-        printed = read_output(folder)
         logged = read_logged(folder.metrics if metrics is None else metrics)
         if metrics is not None and not logged:
             raise RunError(
                 f"The script has written no numbers to {metrics}.", hint="Check --metrics."
             )
-        return CaseRecords(case, read_ranks(own, case.ranks), logged, printed)
-
-
-def read_output(folder: RunFolder) -> str:
-    """Return what rank 0 has printed, in all attempts: a run that was interrupted has two."""
-    logs = [attempt.log(0) for attempt in folder.attempts()]
-    return "".join(
-        log.read_text(encoding="utf-8", errors="replace") for log in logs if log.exists()
-    )
+        return CaseRecords(case, read_ranks(own, case.ranks), logged)
 
 
 def make_spec(case: Case, against: Sequence[Case], *, own: Path, weights: Path) -> ProofSpec:

@@ -183,13 +183,11 @@ def last_loss(proof: Proof, records: CaseRecords) -> float:
 
 def no_loss(records: CaseRecords, name: str) -> RunError:
     """Return the error for a script whose training nothing shows."""
-    if records.logged:
-        names = ", ".join(sorted(set(records.logged) - {"step", "epoch", "time", "seconds"}))
-        return RunError(
-            f"Nothing was logged as {name!r}.", hint=f"Name one of these with --metric: {names}."
-        )
+    names = ", ".join(sorted(set(records.logged) - {"step", "epoch", "time", "seconds"}))
+    if names or records.backward_losses():
+        other = f"Name one of these with --metric: {names}." if names else "Leave out --metric."
+        return RunError(f"Nothing was logged as {name!r}.", hint=other)
     return RunError(
-        "The script shows no loss: it calls neither backward() nor run.log, and prints no line with a loss.",
-        hint=f'Log it with run.log({name}=...), print lines such as "{name} 0.123", or write JSON lines and name the '
-        "file with --metrics FILE.",
+        "The script shows no loss: it calls neither backward() nor run.log.",
+        hint=f"Log it with run.log({name}=...), or write JSON lines and name the file with --metrics FILE.",
     )
