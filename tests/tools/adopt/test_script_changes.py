@@ -505,6 +505,25 @@ def test_remarks(text: str, words: str) -> None:
     assert any(words in each.text for each in adopt_end(head + text)[1].remarks)
 
 
+@pytest.mark.parametrize(
+    ("loss", "is_sum"),
+    [
+        ("both(model(x), x)", True),
+        ("model(x).square().sum()", True),
+        ("torch.nn.functional.mse_loss(model(x), x, reduction='sum')", True),
+        ("torch.sum(model(x)) / len(x)", False),
+        ("model(x).sum(1).mean()", False),
+    ],
+)
+def test_losses_that_are_sums(loss: str, is_sum: bool) -> None:
+    text = (
+        "def both(a, b):\n    first = (a - b).abs().mean()\n    return first - 0.5 * torch.sum(a)\n"
+    )
+    steps = STEPS.replace("model(x.cuda()).mean()", loss)
+    remarks = adopt_end(f"{text}for epoch in range(2):\n{steps}")[1].remarks
+    assert any(each.must and "is a sum over samples" in each.text for each in remarks) is is_sum
+
+
 def test_the_result_is_checked(tmp_path: Path) -> None:
     """The help of a script runs, before it is written."""
     path = tmp_path / "train.py"

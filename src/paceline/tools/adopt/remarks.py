@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
-from paceline.tools.adopt.script import WRAPPERS, Function, Script, last_name
+from paceline.tools.adopt.script import MAX_DEPTH, WRAPPERS, Function, Script, last_name
 from paceline.tools.adopt.source_edits import Edit, Remark
 from paceline.tools.adopt.training import Training, batch_names, given_parameters, loss_of
 from paceline.tools.adopt.training_edits import copies
@@ -68,7 +68,7 @@ def remark_import(
     """
     names = sorted(each.name for each in functions if each is not None)
     file = PurePath(script.source.name)
-    if script.guard is not None and names and file.stem.isidentifier():
+    if names and file.stem.isidentifier():
         text = f"{', '.join(names)} use{'s' * (len(names) == 1)} `{run}`, which exists only when "
         text += f"{file.name} runs as the script: whoever imports it has to set"
         yield Remark(0, f"{text} `{file.stem}.{run} = paceline.start()` first")
@@ -77,11 +77,9 @@ def remark_import(
 def _losses(found: Training, run: str) -> Iterator[Remark]:
     script = found.script
     for call in found.backwards:
-        loss = loss_of(call)
-        values = script.values(loss.id, loss) if isinstance(loss, ast.Name) else [loss]
-        for each in values:
-            if isinstance(each, ast.Call) and _is_sum(script, each):
-                yield Remark(each.lineno, SUM.format(run=run), must=True)
+        total = _sum_in(script, loss_of(call), 0)
+        if total is not None:
+            yield Remark(total.lineno, SUM.format(run=run), must=True)
     for optimizer in found.optimizers:
         for given in given_parameters(optimizer):
             named = [each for each in ast.walk(given) if isinstance(each, (ast.Name, ast.Call))]
@@ -100,12 +98,31 @@ def _values(script: Script, node: ast.expr) -> list[ast.expr]:
     return script.values(node.id, node) if isinstance(node, ast.Name) else []
 
 
+def _sum_in(script: Script, node: ast.AST | None, depth: int) -> ast.Call | None:
+    """Return the sum over samples that a loss is, if nothing divides it."""
+    inner: list[ast.AST | None] = []
+    if isinstance(node, ast.Name):
+        inner = [*script.values(node.id, node)]
+    elif isinstance(node, ast.BinOp) and not isinstance(node.op, (ast.Div, ast.FloorDiv)):
+        inner = [node.left, node.right]
+    elif isinstance(node, ast.UnaryOp):
+        inner = [node.operand]
+    elif isinstance(node, ast.Call):
+        if _is_sum(script, node):
+            return node
+        lines = [each for function in script.callees(node) for each in ast.walk(function)]
+        inner = [each.value for each in lines if isinstance(each, ast.Return)]
+    found = (_sum_in(script, each, depth + 1) for each in inner if depth < MAX_DEPTH)
+    return next((each for each in found if each is not None), None)
+
+
 def _is_sum(script: Script, call: ast.Call) -> bool:
     made = [call, *script.origins(call.func)]
     options = [each for one in made for each in one.keywords if each.arg == "reduction"]
     if any(getattr(each.value, "value", "") == "sum" for each in options):
         return True
-    return last_name(call) == "sum" and isinstance(call.func, ast.Attribute) and not call.keywords
+    of_all = len(call.args) == (script.dotted(call.func) == "torch.sum") and not call.keywords
+    return last_name(call) == "sum" and isinstance(call.func, ast.Attribute) and of_all
 
 
 def _is_parameter(script: Script, call: ast.Call) -> bool:
@@ -144,18 +161,16 @@ def _own_names(found: Training) -> set[tuple[object, str]]:
     """Return the names, with their functions, that training sets from its batches."""
     script = found.script
     own: set[tuple[object, str]] = set()
+    kinds = (ast.Assign, ast.AugAssign)
     for loop in (each for each in found.step_loops if isinstance(each, ast.For)):
-        function = script.function_of(loop)
-        own |= {(function, name) for name in batch_names(loop)}
-        kinds = (ast.Assign, ast.AugAssign)
+        function, read = script.function_of(loop), batch_names(loop)
         for node in (each for each in script.nodes if isinstance(each, kinds)):
-            inside = loop in script.ancestors(node) and not isinstance(node.value, ast.Constant)
             calls = [each for each in ast.walk(node.value) if isinstance(each, ast.Call)]
-            trains = any(function in script.callees(each) for each in calls)
-            read = any((function, name) in own for name in _names(node.value))
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if (inside and read) or trains or (read and script.function_of(node) is function):
+            inside = script.function_of(node) is function and bool(_names(node.value) & read)
+            if inside or any(function in script.callees(each) for each in calls):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 names = {name for each in targets for name in _names(each)}
+                read |= names if inside else set()
                 own |= {(script.function_of(node), name) for name in names}
     return own
 

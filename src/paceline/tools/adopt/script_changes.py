@@ -133,7 +133,9 @@ def _single(found: Training, quoted: str) -> Advice:
         and (script.function_of(node) is not None or script.statement(node).lineno >= start)
     )
     changes = [*entry.edits(run), *changes, *effects.find(), *change_wandb(script)]
-    changes += [*find_remarks(found, run, resumes=resumes), *remark_import(script, functions, run)]
+    changes += find_remarks(found, run, resumes=resumes)
+    if script.guard is not None and entry.statement in script.guard.body:
+        changes += remark_import(script, functions, run)
     edits, remarks = _split(changes)
     verdict = "These changes make it train on several ranks."
     if any(remark.must for remark in remarks):
