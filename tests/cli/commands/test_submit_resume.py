@@ -165,6 +165,17 @@ def test_a_run_goes_on_in_the_queue(login: Login) -> None:
     ]
 
 
+def test_a_submission_whose_answer_was_lost_finds_its_job(login: Login) -> None:
+    typed = ("submit", "--no-check", "train.py")
+    assert login(*typed, PACELINE_REQUEST="abc1").returncode == 0
+    run = login.run.path.name
+    again = login(*typed, PACELINE_REQUEST="abc1", PACELINE_REPEATED="1")
+    assert f"submitted {run} as job 11, when you typed this command earlier" in again.stdout
+    other = login(*typed, PACELINE_REQUEST="def2", PACELINE_REPEATED="1")
+    assert "as job 12" in other.stdout, "nothing of it was submitted"
+    assert len((login.bin / "submitted").read_text().splitlines()) == 2
+
+
 def test_a_secret_in_setup_is_hidden_and_goes_on(login: Login) -> None:
     lines = ["ulimit -n 4096", "export FOO_TOKEN='hush one'", "export FOO_TOKEN=hush2; export B=1"]
     login.submit(*(f"--setup={line}" for line in lines), "--param=api_key=hush3", "train.py")
