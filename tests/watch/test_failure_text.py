@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import runs
-from paceline.cli.views import show_facts
+from paceline.cli.commands import show as show_facts
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError
 from paceline.slurm.job_states.meanings import JobState

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.views.ps_columns import make_columns
+from paceline.cli.commands.ps import make_columns
 from paceline.contract.run_folder import RunFolder
 from paceline.slurm.job_states.meanings import JobState
 from paceline.watch.curves import Curves

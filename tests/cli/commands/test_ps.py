@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from paceline import cli
+from paceline.cli.commands import ps as ps_columns
 from paceline.cli.tables import fit
-from paceline.cli.views import ps_columns
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.sweep.overview import SweepOverview
