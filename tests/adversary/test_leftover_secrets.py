@@ -57,8 +57,8 @@ def make_sweep(
     (submission / "run.json").write_text("{}")
     (submission / "programs.json").write_text('{"train.py": "/code/train.py"}')
     requests = read_list(listed) if listed is not None else []
-    with writer.add_trials(search, new_trials([], requests, seeds=[None])):
-        return writer.folder, submission
+    writer.add_trials(search, new_trials([], requests, seeds=[None]))
+    return writer.folder, submission
 
 
 def test_arguments_of_a_sweep_are_hidden_from_others(tmp_path: Path) -> None:
