@@ -331,4 +331,8 @@ def test_no_reader_stays_on_the_login_node(
     for watcher in (following, viewing):
         watcher.process.send_signal(number)
         watcher.finish()
+    time.sleep(1)
+    for _ in range(3):  # what nobody reads any more ends with its next line, at the latest
+        run.print("more\n")
+        time.sleep(1)
     lab.wait_until_idle()
