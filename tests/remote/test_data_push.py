@@ -165,7 +165,7 @@ def test_a_connection_that_is_cut(lab: Lab, laptop: Laptop, project: Path, there
     assert not (there / "huge.bin").exists()
     lab.wait_until_empty()
     assert (there / ".paceline-partial" / "huge.bin").stat().st_size > 20 << 20
-    laptop("logout")
+    laptop("login", "--close")
     laptop("login", "plain", check=True)
     laptop("data", "push", "huge.bin", "--yes", "--on", "plain", check=True)
     assert (there / "huge.bin").read_bytes() == content
@@ -290,5 +290,5 @@ def test_the_host_is_an_ipv6_address(
     with lab.link(lab.plain, "fe80::7"):
         laptop("login", "six", check=True)
         laptop("data", "push", "a.bin", "--yes", "--on", "six", check=True)
-        laptop("logout", "six", check=True)
+        laptop("login", "--close", "six", check=True)
     assert (there / "a.bin").read_text() == "content"

@@ -144,7 +144,7 @@ def test_a_connection_that_is_cut(lab: Lab, project: Path, laptop: Laptop, far_r
     assert not (folder / "collected" / "huge.safetensors").exists()
     assert size // 10 < part.stat().st_size < size
     lab.wait_until_empty()
-    laptop("logout")
+    laptop("login", "--close")
     laptop("login", "plain", check=True)
     laptop("fetch", "far", "--all", "--on", "plain", check=True)
     assert (folder / "collected" / "huge.safetensors").stat().st_size == size

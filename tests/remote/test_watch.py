@@ -171,7 +171,7 @@ def test_what_was_seen_is_shown_without_a_connection(
     watcher.wait_for("Press Ctrl-C")
     watcher.process.send_signal(signal.SIGINT)
     assert watcher.finish() == 0
-    laptop("logout", check=True)
+    laptop("login", "--close", check=True)
     lab.wait_until_empty()
     for command in (
         ("show", "digits"),

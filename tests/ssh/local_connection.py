@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+from paceline.errors import ConnectionProblem
 from paceline.spec.clusters import Cluster
 from paceline.ssh.connection import Connection
 
@@ -22,6 +23,9 @@ class _Here:
 
     def is_open(self) -> bool:
         return True
+
+    def unclear(self) -> ConnectionProblem:
+        return ConnectionProblem("alps gave an answer that Paceline does not understand.")
 
 
 HERE = cast(Connection, _Here())

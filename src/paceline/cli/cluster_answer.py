@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.on_cluster.on_cluster import Forwarded, converse
+from paceline.cli.on_cluster.on_cluster import Forwarded, call
 from paceline.contract.files.foreign_records import parse_object
 from paceline.errors import EnvironmentProblem, PacelineError, UsageError
 
@@ -17,15 +17,13 @@ USAGE = 2  # exit code
 
 def ask(asked: Forwarded, line: list[str]) -> tuple[Connection, Mapping[str, Any]]:
     """Run a command on the cluster that `--on` names; return its answer. Raises what it complains of."""
-    with converse(Forwarded(asked.names, asked.key, line, asked.values)) as talk:
-        said = talk.output.read()
-        code, errors = talk.close(), talk.errors
-    if code == 0:
+    connection, answer = call(Forwarded(asked.names, asked.key, line, asked.values))
+    if answer.code == 0:
         try:
-            return talk.connection, parse_object(said)
+            return connection, parse_object(answer.output)
         except ValueError:
-            raise talk.connection.unclear() from None
-    raise read_error(errors, code, asked.names[0])
+            raise connection.unclear() from None
+    raise read_error(answer.errors, answer.code, asked.names[0])
 
 
 def read_error(errors: str, code: int, cluster: str) -> PacelineError:

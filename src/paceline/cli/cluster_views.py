@@ -96,7 +96,7 @@ def _show_old(asked: Forwarded, copy: ClusterCopy, connection: Connection) -> in
     """Show what the copy has. Raises the problem if it has nothing, or waits for something."""
     name = copy.cluster
     if not copy.news()["here"] or asked.values.get("follow") or asked.key == "top":
-        raise connection.not_open()
+        raise connection.broken()
     from paceline.ssh.run_copy import RunCopy
 
     if not copy.news()["problem"]:
@@ -109,13 +109,14 @@ def _show_old(asked: Forwarded, copy: ClusterCopy, connection: Connection) -> in
 @contextmanager
 def _stream(asked: Forwarded, question: list[str]) -> Iterator[tuple[Connection, Iterator[News]]]:
     """Ask the cluster for news of runs, and read them as they come."""
-    from paceline.ssh.run_copy import parse_lines
+    from paceline.ssh.remote_command import prepare
+    from paceline.ssh.run_copy import Stream
 
-    with on_cluster.converse(_asked(asked, question)) as talk:
-        yield talk.connection, parse_lines(talk.output)
-        code = talk.close()
-        if code and talk.connection.is_open():
-            raise read_error(talk.errors, code, asked.names[0])
+    connection, command = on_cluster.one_command(_asked(asked, question))
+    with Stream(connection, prepare(connection, command)) as stream:
+        yield connection, stream.news()
+        if (code := stream.wait()) and connection.is_open():
+            raise read_error(stream.errors(), code, asked.names[0])
 
 
 def _actor(asked: Forwarded) -> Any:

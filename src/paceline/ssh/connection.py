@@ -236,15 +236,12 @@ class Connection:
             )
         return self._failed(errors)
 
-    # for what still talks to programs of its own there
     def unclear(self) -> ConnectionProblem:
-        return self.broken()
-
-    def too_long(self, limit: int) -> ConnectionProblem:
-        return self.broken()
-
-    def not_open(self) -> ConnectionProblem:
-        return self.broken()
+        """Return the error for an answer that is not what was asked for."""
+        return ConnectionProblem(
+            f"{self.cluster.name} gave an answer that Paceline does not understand.",
+            hint="Try again. If it happens again, ask the cluster's administrators.",
+        )
 
     def _failed(self, errors: str) -> ConnectionProblem:
         lines = [line.strip() for line in errors.splitlines() if line.strip()]

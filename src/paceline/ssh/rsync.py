@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from paceline.errors import ConnectionProblem, EnvironmentProblem
-from paceline.ssh.connection import Connection
-from paceline.ssh.shell_text import word
+from paceline.ssh.connection import Connection, word
 
 PARTIAL = ".paceline-partial"  # the folder of files that are not complete, next to where they go
 INCOMPLETE = (

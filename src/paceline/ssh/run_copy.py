@@ -10,6 +10,8 @@ import fcntl
 import json
 import os
 import shutil
+import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +23,7 @@ from paceline.contract.files.foreign_records import read_object
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.run_path import is_run_path
 from paceline.errors import ConnectionProblem, EnvironmentProblem, PacelineError
-from paceline.ssh.connection import Connection
+from paceline.ssh.connection import Connection, new_mark, print_mark
 from paceline.ssh.rsync import Route
 from paceline.ssh.run_list import VIEWED, Files, is_growing
 from paceline.watch.log_file import skipped_path
@@ -33,7 +35,7 @@ PAUSES = (1.0, 30.0)  # seconds between tries to connect again: at first, and at
 UNUSED = 90 * 86_400.0  # seconds without news after which a copy is removed
 
 News = Mapping[str, Any]
-Stream = Callable[[], AbstractContextManager[tuple[Connection, Iterator[News]]]]
+Connect = Callable[[], AbstractContextManager[tuple[Connection, Iterator[News]]]]
 
 
 class RunCopy:
@@ -109,9 +111,9 @@ class Follower(threading.Thread):
     `say` gets a line when that happens, and when it is back.
     """
 
-    def __init__(self, base: Path, stream: Stream, *, cluster: str, say: Callable[[str], None]):
+    def __init__(self, base: Path, connect: Connect, *, cluster: str, say: Callable[[str], None]):
         super().__init__(name="paceline-follower", daemon=True)
-        self._base, self._stream, self._cluster, self._say = base, stream, cluster, say
+        self._base, self._connect, self._cluster, self._say = base, connect, cluster, say
         self._ready = threading.Event()
         self._problem: PacelineError | None = None
 
@@ -133,7 +135,7 @@ class Follower(threading.Thread):
             copy, pause = RunCopy(self._base), PAUSES[0]
             while True:
                 try:
-                    with self._stream() as (connection, lines):
+                    with self._connect() as (connection, lines):
                         for news in lines:
                             copy.apply(connection, news)
                             if self._ready.is_set() and pause > PAUSES[0]:
@@ -187,3 +189,45 @@ def parse_lines(lines: Iterable[bytes]) -> Iterator[News]:
     for line in lines:
         if line.endswith(b"\n"):
             yield json.loads(line)
+
+
+class Stream:
+    """A command on the login node whose output is read as it comes."""
+
+    def __init__(self, connection: Connection, script: str) -> None:
+        self._mark = f"{new_mark()}\n"
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            connection.command(f"{print_mark(self._mark.strip())}{script}"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,  # Ctrl-C in a terminal is for this process
+        )
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+        self.wait()
+        self._errors.close()
+
+    def news(self) -> Iterator[News]:
+        """Yield what is printed, without what start-up files print before it."""
+        assert self._process.stdout is not None
+        lines = iter(self._process.stdout.readline, b"")
+        if any(line.endswith(self._mark.encode()) for line in lines):
+            yield from parse_lines(lines)
+
+    def wait(self) -> int:
+        """Return the exit code, once it has ended."""
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        return self._process.wait()
+
+    def errors(self) -> str:
+        """Return what the command has complained of."""
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace").rpartition(self._mark)[2]

@@ -16,9 +16,8 @@ from paceline.cli.cluster_profile import ClusterFacts
 from paceline.cli.on_cluster import on_cluster
 from paceline.errors import ConnectionProblem
 from paceline.slurm.partitions import NodeKind, Partition
-from paceline.spec.clusters import Cluster
-from paceline.ssh.connection import Connection
-from paceline.ssh.conversation import Conversation
+from paceline.ssh.connection import Answer
+from tests.ssh.local_connection import HERE
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -41,25 +40,6 @@ FACTS = {
 JOB = {"partition": "gpu", "gpus_per_node": 4, "cpus_per_gpu": 8, "time": "1-00:00:00"}
 
 
-class Talk(Conversation):
-    """A cluster that gives this answer."""
-
-    def __init__(self, answer: bytes) -> None:
-        self.answer, self.connection = answer, Connection(Cluster("alps", "login.alps"))
-
-    def __enter__(self) -> Talk:
-        return self
-
-    def __exit__(self, *_: Any) -> None: ...
-
-    def read_line(self, limit: int = 0) -> bytes:
-        assert limit > 0
-        return self.answer
-
-    def close(self) -> int:
-        return 0
-
-
 @pytest.fixture
 def init(guard: None, tmp_path: Path) -> Iterator[Callable[..., Path]]:
     """`init --on alps` with an answer of the cluster; returns paceline.toml."""
@@ -70,7 +50,7 @@ def init(guard: None, tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
         def call(answer: bytes, *args: str, before: str = BEFORE) -> Path:
             file.write_bytes(before.encode())
-            patch.setattr(on_cluster, "converse", lambda _: Talk(answer))
+            patch.setattr(on_cluster, "call", lambda _: (HERE, Answer(0, answer, "")))
             assert dispatch(["init", "--on", "alps", *args]) == 0
             return file
 

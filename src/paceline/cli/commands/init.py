@@ -102,15 +102,14 @@ def forwarded(asked: Forwarded) -> int:
         )
     parent = "tool.paceline.profiles" if file.name == "pyproject.toml" else "profiles"
     line = on_cluster.Forwarded(asked.names, asked.key, ["init"], asked.values)
-    with on_cluster.converse(line) as talk:
-        answer = talk.read_line(MAX_FACTS)
-        if not answer and (code := talk.close()) != 0:
-            console.say(talk.errors.rstrip())
-            return code
-        try:
-            lines = ClusterFacts.read(answer).lines(name, parent=parent)
-        except ValueError:
-            raise talk.connection.broken() from None
+    connection, answer = on_cluster.call(line)
+    if answer.code != 0:
+        console.say(answer.errors.rstrip())
+        return answer.code
+    try:
+        lines = ClusterFacts.read(answer.output[:MAX_FACTS]).lines(name, parent=parent)
+    except ValueError:
+        raise connection.unclear() from None
     if asked.values.get("show"):
         print("\n".join(lines).strip())
         return 0

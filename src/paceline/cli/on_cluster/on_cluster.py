@@ -17,7 +17,8 @@ from paceline.spec.settings import TABLE
 
 if TYPE_CHECKING:
     from paceline.spec.clusters import ProjectFile
-    from paceline.ssh.conversation import Conversation
+    from paceline.ssh.connection import Answer, Connection
+    from paceline.ssh.remote_command import RemoteCommand
 
 HERE = "here"  # as --on: this machine, whatever paceline.toml says
 ALL = "all"
@@ -248,15 +249,19 @@ def forward(asked: Forwarded) -> int:
     return remote_command.carry_out(connection, command)
 
 
-def converse(asked: Forwarded) -> Conversation:
-    """Start a command on a cluster that this one talks to."""
-    from paceline.ssh.conversation import Conversation
-    from paceline.ssh.remote_command import prepare
-
+def one_command(asked: Forwarded) -> tuple[Connection, RemoteCommand]:
+    """Return what carries a command out on one cluster, with its connection, which is open."""
     if len(asked.names) > 1 or asked.names[0] == ALL:
         raise _one_cluster(asked.names, asked.key)
-    connection, command = make_request(asked, find_project(asked))
-    return Conversation(connection, prepare(connection, command))
+    return make_request(asked, find_project(asked))
+
+
+def call(asked: Forwarded) -> tuple[Connection, Answer]:
+    """Carry a command out on one cluster; return what it wrote."""
+    from paceline.ssh.remote_command import capture
+
+    connection, command = one_command(asked)
+    return connection, capture(connection, command)
 
 
 def cluster_names(asked: Forwarded) -> Sequence[str]:
