@@ -72,9 +72,11 @@ class CommandGroup(TyperGroup):
         return load_command(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        pair = " ".join(args[:2])
+        # as in `sweep --on alps show`
+        at = 1 if args[1:2] and not args[1].startswith("--on") else 2 + ("--on" in args[1:2])
+        pair = " ".join([args[0], *args[at : at + 1]])
         if pair in SUBCOMMANDS:
-            return pair, load_command(pair), args[2:]
+            return pair, load_command(pair), [*args[1:at], *args[at + 1 :]]
         if args[0] not in COMMANDS and not ctx.resilient_parsing:
             raise _unknown_command(args[0])
         return args[0], self.get_command(ctx, args[0]), args[1:]
@@ -120,7 +122,9 @@ class GroupedCommand(TyperCommand):
         script = list(values.get("args") or ()) if is_script else []
         typed = args[: len(args) - len(script)]
         names_a_run = getattr(self.callback, "names_a_run", None)
-        if names_a_run and script[1:] and script[1].startswith("-") and names_a_run(script[0]):
+        own = {flag for each in self.params for flag in (*each.opts, *each.secondary_opts)}
+        follows = script[1:] and script[1].partition("=")[0] in own
+        if names_a_run and follows and names_a_run(script[0]):  # options of ours after a run
             return self.parse_args(ctx, [*typed, *script[1:], script[0]])
         rest = super().parse_args(ctx, list(args))
         on_cluster.note_misplaced(ctx, script, values)

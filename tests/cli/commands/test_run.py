@@ -291,7 +291,7 @@ WRONG = {
     "a script that does not exist": (["run", "tran.py"], 2, "Did you mean 'train.py'?"),
     "a script in a folder": (["run", "./tran.py"], 2, "Did you mean './train.py'?"),
     "no script to submit": (["submit"], 2, "`paceline submit --gpus 2 train.py --lr 0.1`"),
-    "a folder": (["run", "."], 2, "is a folder"),
+    "a folder": (["run", "."], 2, "There is no script '.'"),
     "no ranks": (["run", "--nproc", "0", "train.py"], 2, "Invalid --nproc 0: use at least 1."),
     "a word for a number": (
         ["run", "--nproc", "two", "train.py"],
