@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from paceline.staging.working_directory import WorkingDirectory
 
 LOCAL, SLURM = "local", "slurm"
 SHOWN = 5  # files that a note names
+SPARE_SPACE = 256 << 20  # bytes; with less, the code is copied before the run starts
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,7 @@ def fill_folder(
     listed: CodeList | None = None
     snapshot: Snapshot | None = None
     links: Links | None = None
+    code_later = code_later and shutil.disk_usage(folder.path).free > SPARE_SPACE
     if earlier is not None and earlier.keeps_code:
         launch_spec = replace(launch_spec, work=earlier.launch_spec.work)
     else:
