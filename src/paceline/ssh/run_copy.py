@@ -75,7 +75,7 @@ class RunCopy:
         if listed or gone:
             self._write(FILES, self._files)
         self._jobs |= news["jobs"]
-        self._write(STATES, {"jobs": self._jobs, **_only(news, "problem", "hint")})
+        self._write(STATES, {"jobs": self._jobs, "problem": news["problem"], "hint": news["hint"]})
         self.hear(there=news["time"], scratch=news["scratch"])
 
     def hear(self, **about: Any) -> None:
@@ -171,10 +171,6 @@ def remove_unused(folder: Path) -> None:
 def _explain(error: OSError) -> EnvironmentProblem:
     reason = error.strerror or str(error)
     return EnvironmentProblem(f"The copy of the runs cannot be written: {reason}.")
-
-
-def _only(table: News, *names: str) -> dict[str, Any]:
-    return {name: table[name] for name in names}
 
 
 def _read(path: Path) -> dict[str, Any]:
