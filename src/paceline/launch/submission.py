@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract import env
-from paceline.contract.files.sent_code import keep_sent
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import REDACTED
 from paceline.contract.run_folder import RunFolder, write_atomically
@@ -154,8 +153,6 @@ def fill_folder(
         links = find_links(job.folder.absolute(), snapshot.names, run_folders=inside)
         notes += links.notes
         launch_spec = _with_work(launch_spec, job, run_path, snapshot, links)
-    if not launch_spec.work:
-        keep_sent(job.folder)
     # it may be a link to the store's, which must not be overwritten
     folder.run_half.unlink(missing_ok=True)
     compiled = backend == SLURM and job.environment.kind == "current"

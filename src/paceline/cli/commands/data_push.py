@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console, typer_options
-from paceline.cli.on_cluster.send_question import confirm
+from paceline.cli.on_cluster.cluster_request import confirm
 from paceline.contract.files.size import show_size
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.spec.home_path import expand_home

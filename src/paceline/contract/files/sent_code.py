@@ -9,19 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
-import shutil
-import stat
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline.contract.env import LAPTOP_FOLDER, ON_CLUSTER, SENT_FOLDER
 
 FILE = ".paceline-code.json"
-# next to a project in which a job runs: it is not removed, moved or used again
-KEPT = ".paceline-kept"
-_LINK = "link"
 
 
 @dataclass(frozen=True)
@@ -67,38 +60,6 @@ def laptop_path(path: Path) -> Path:
         if sent and typed and path.is_relative_to(sent)
         else path
     )
-
-
-def keep_sent(folder: Path) -> None:
-    """Keep a project that was sent here for a job that runs in it. The job may change its files:
-    nobody shares them.
-    """
-    sent = read_sent_code(folder)
-    if sent is None or (folder.parent / KEPT).exists():
-        return
-    for name, (kind, _, _) in sent.files.items():
-        if kind != _LINK:
-            with suppress(FileNotFoundError):
-                _separate(folder / name)
-    (folder.parent / KEPT).touch()
-
-
-def _separate(path: Path) -> None:
-    """Make a file that other projects share, and that is read-only for this reason, one of its
-    own.
-    """
-    status = path.lstat()
-    mode = stat.S_IMODE(status.st_mode) | stat.S_IWUSR
-    if status.st_nlink == 1:
-        path.chmod(mode)
-        return
-    copy = path.with_name(f".{secrets.token_hex(6)}.partial")
-    try:
-        shutil.copyfile(path, copy)
-        copy.chmod(mode)
-        os.replace(copy, path)
-    finally:
-        copy.unlink(missing_ok=True)
 
 
 def read_sent_code(folder: Path) -> SentCode | None:
