@@ -339,6 +339,8 @@ def find_repeated(scratch: Path) -> tuple[RunFolder, str] | None:
         folder = RunFolder(Path(path))
         if f'"{request}"' not in folder.run_json.read_text(encoding="utf-8", errors="replace"):
             continue
+        if folder.cancelled.exists():  # the command there noticed that its connection was lost
+            continue
         events = read_objects(folder.events / "launch.jsonl")
         jobs = [str(each["job"]) for each in events if each.get("request") == request]
         job = jobs[-1] if jobs else find_unconfirmed_job(folder)

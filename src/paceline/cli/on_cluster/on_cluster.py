@@ -116,6 +116,10 @@ def forward_if_asked(
     """Raise `Forwarded` if `--on` or a default names a cluster."""
     if key_of(command) in ONLY_TYPED and not values.get("on"):
         return
+    if sum(word.partition("=")[0] == "--on" for word in typed) > 1:
+        raise UsageError(
+            "--on is given twice.", hint="Name one cluster, or several as in --on alps,cedar."
+        )
     names = _chosen(values.get("on"), values.get("config"))
     if names and values.get("on") and values.get("local") and key_of(command) == "sweep":
         name = console.printable(names[0])
