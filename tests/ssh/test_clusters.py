@@ -195,7 +195,7 @@ def test_the_flag_of_the_profiler_with_the_name_of_a_cluster(tmp_path: Path) -> 
             Program("train.py"), cwd=tmp_path, flags=[Flag("--profile", "runtime.profile", "alps")]
         )
     assert "--on" in raised.value.hint
-    assert "--cluster-profile alps" in raised.value.hint
+    assert "--cluster-profile" in raised.value.hint
     with pytest.raises(SpecError) as raised:
         load_job(
             Program("train.py"), cwd=tmp_path, flags=[Flag("--profile", "runtime.profile", "10-20")]
