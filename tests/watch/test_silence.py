@@ -12,7 +12,6 @@ import pytest
 from paceline.contract.probe_answer import NodeAnswer
 from paceline.contract.run_folder import RunFolder
 from paceline.slurm.job_states.meanings import JobState
-from paceline.watch import silence
 from paceline.watch.diagnosis.diagnosis import diagnose
 from paceline.watch.diagnosis.evidence import read_evidence
 from paceline.watch.records import Record, read_record
@@ -158,18 +157,6 @@ def test_silence_that_the_run_folder_explains(tmp_path: Path, reason: str) -> No
         (folder.claims / "1").unlink()
     set_age(folder, HOUR)
     assert seconds_silent(folder, state()) is None
-
-
-@pytest.mark.parametrize(("age", "is_silent"), [(10.0, False), (400.0, True)])
-def test_the_clock_of_the_file_server_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, age: float, is_silent: bool
-) -> None:
-    """The clock of this machine is an hour ahead."""
-    folder, ahead = make_run(tmp_path), time.time() + HOUR
-    set_age(folder, age)
-    monkeypatch.setattr(silence.time, "time", lambda: ahead)
-    assert seconds_silent(folder, state()) == (pytest.approx(age, abs=60) if is_silent else None)
-    assert not [path for path in folder.path.iterdir() if path.name.startswith(".paceline")]
 
 
 def test_the_doctor_says_the_same(tmp_path: Path) -> None:

@@ -219,10 +219,6 @@ class NodeDetails:
     samples: list[dict[str, Any]]
 
 
-def make_nodes(usage: Sequence[NodeUsage]) -> list[NodeDetails]:
-    return [_node(each) for each in usage]
-
-
 def make_ranks(usage: Sequence[NodeUsage]) -> list[RankDetails]:
     """Return the ranks of the newest job start."""
     samples = read_ranks(newest_samples(each) for each in usage)
@@ -274,7 +270,7 @@ def _ended(rank: RankDetails, run: Overview) -> RankDetails:
     )
 
 
-def _node(usage: NodeUsage) -> NodeDetails:
+def make_node(usage: NodeUsage) -> NodeDetails:
     gpus = usage.details.get("gpus")
     cores, memory = usage.details.get("cores"), usage.details.get("memory_total")
     return NodeDetails(
@@ -365,8 +361,14 @@ def read_details(record: Record) -> RunDetails:
         job_starts=read_job_starts(folder, goodput, is_over=record.is_over, status=record.status),
         failure=next((each.failure for each in reversed(attempts) if each.failure), None),
         timeline=goodput.timeline,
-        goodput=_describe_goodput(goodput),
-        nodes=make_nodes(usage),
+        goodput=GoodputDetails(
+            goodput.seconds,
+            goodput.total,
+            goodput.parts,
+            goodput.failures,
+            goodput.seconds_between_failures,
+        ),
+        nodes=[make_node(each) for each in usage],
         ranks=settle_ranks(make_ranks(usage), overview, goodput),
         checkpoints=[
             CheckpointDetails(step, best is not None and best[0] == step)
@@ -374,26 +376,6 @@ def read_details(record: Record) -> RunDetails:
             if step is not None
         ],
         commands=_commands(record),
-    )
-
-
-def renew_numbers(details: RunDetails, record: Record) -> RunDetails:
-    """Return details with the numbers of now: progress and goodput, but not what nodes and
-    checkpoints say.
-    """
-    goodput = read_goodput(
-        record.folder, record.events, is_over=record.is_over, is_waiting=record.is_waiting
-    )
-    return replace(details, overview=make_overview(record), goodput=_describe_goodput(goodput))
-
-
-def _describe_goodput(goodput: Goodput) -> GoodputDetails:
-    return GoodputDetails(
-        dict(goodput.seconds),
-        goodput.total,
-        goodput.parts,
-        goodput.failures,
-        goodput.seconds_between_failures,
     )
 
 

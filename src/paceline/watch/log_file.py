@@ -141,16 +141,13 @@ class LineSplitter:
         self.offset = offset  # of the end of what was read
         self.lookup = lookup
 
-    @property
-    def position(self) -> int:
-        """From where to read again for the begun line; of a long one, the last part of it."""
-        return self.offset - len(self.begun)
-
     def feed(self, data: bytes) -> Iterator[Piece]:
         block, end, rest = (self.begun + data).rpartition(b"\n")
-        start = self.position
+        start = self.offset - len(self.begun)
         self.offset += len(data)
-        self.begun = self._shorten(rest)
+        if not self.lookup.keeps_states and len(rest) > MAX_LINE:  # of a progress bar
+            rest = rest[max(0, rest.rstrip(b"\r").rfind(b"\r")) :]  # without what it drew over
+        self.begun = rest
         if end and self.lookup.may_match(block):
             for line in block.split(b"\n"):
                 start += len(line) + 1
@@ -164,13 +161,6 @@ class LineSplitter:
         if self.begun:
             yield self.offset - 1, self.lookup.state(self.begun)
             self.begun = b""
-
-    def _shorten(self, rest: bytes) -> bytes:
-        """Return a begun line without the states of a progress bar that it no longer shows."""
-        if self.lookup.keeps_states or len(rest) <= MAX_LINE:
-            return rest
-        redrawn = rest.rstrip(b"\r").rfind(b"\r")
-        return rest if redrawn < 0 else rest[redrawn:]
 
 
 def skipped_path(log: Path) -> Path:

@@ -144,23 +144,6 @@ _LOG = re.compile(r"(rank|node)-(\d{1,9})\.log")
 _by_time = itemgetter(0)
 
 
-@dataclass(frozen=True)
-class Positions:
-    """How far a reader has read: all of earlier attempts, and of the last two up to these
-    offsets.
-    """
-
-    ends: dict[Path, int]
-    previous: int
-    current: int
-
-    def end(self, log: RankLog) -> int:
-        number, size = log.attempt.number, log.file.size()
-        if number < self.current and number != self.previous:
-            return size
-        return min(size, self.ends.get(log.file.path, 0))
-
-
 class RunLog:
     """The output of a run, and how far `read_new` has read it.
 
@@ -186,21 +169,20 @@ class RunLog:
         grep: str = "",
         since: float | None = None,
         complete: bool = False,
-        until: Positions | None = None,
         scan: int | None = None,
     ) -> list[LogLine]:
         """Return the last lines, oldest first. `read_new` goes on after them.
 
-        The last line of a log may have no end yet; `complete` leaves it to `read_new`. `until` is
-        how far another reader had read: the lines end there. A search for a text that is nowhere
-        reads everything, unless `scan` says how many bytes at the end of the output are enough.
+        The last line of a log may have no end yet; `complete` leaves it to `read_new`. A search for
+        a text that is nowhere reads everything, unless `scan` says how many bytes at the end of the
+        output are enough.
         """
         chosen = Filter(rank, grep, since, self._keeps_states)
         found: list[LogLine] = []
         attempts = self._attempts(attempt)
         for each in reversed(attempts):
             logs = self._logs_of(each, rank)
-            sizes = [log.file.size() if until is None else until.end(log) for log in logs]
+            sizes = [log.file.size() for log in logs]
             starts = [log.file.line_start(size) for log, size in zip(logs, sizes, strict=True)]
             is_last = each is attempts[-1]  # others are over: nothing ends their begun lines
             ends = starts if complete and is_last else sizes
@@ -274,13 +256,6 @@ class RunLog:
             else:
                 break
         return found
-
-    def positions(self) -> Positions:
-        """Return how far `read_new` has read: a begun line is not read yet, unless it was
-        finished.
-        """
-        ends = {path: splitter.position for path, splitter in self._splitters.items()}
-        return Positions(ends, self._previous, self._current)
 
     def unfinished(self, *, rank: int | None = None) -> list[LogLine]:
         """Return the last lines of logs that have no end yet, such as progress bars, as far as

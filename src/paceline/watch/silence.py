@@ -6,15 +6,11 @@ that it never counted as down, and above all if the controller restarts too.
 
 from __future__ import annotations
 
-import os
-import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from paceline.contract.claims import find_holder
-from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.files.foreign_records import NUMBER, keep_valid, read_object
 from paceline.contract.run_folder import JobStartFolder, RunFolder
 from paceline.contract.verdict import DONE, FAILED
@@ -50,14 +46,10 @@ def seconds_silent(folder: RunFolder, state: JobState | None) -> float | None:
     if spec.get("trial") and holder.job_start.verdict.exists():
         return None  # its job goes on with the next trial
     limit = max(MIN_SILENCE, MISSED_SAMPLES * interval)
-    # One file is enough for most runs: a large one has a file for each of many nodes.
-    here = origin.now()
-    if any(here - modified < limit for modified in _times(folder.system.glob("*.jsonl"))):
-        return None
-    now = _file_server_time(folder)
+    now = origin.now()
     sampled = max(_times(folder.system.glob("*.jsonl")), default=None)
-    if sampled is None or now - sampled >= seconds_run(state):
-        return None  # the samples are an earlier job start's
+    if sampled is None or not limit <= now - sampled < seconds_run(state):
+        return None  # they are new, or an earlier job start's
     silence = now - max(_times(_written(folder, holder.job_start)), default=sampled)
     return silence if silence >= limit else None
 
@@ -66,11 +58,8 @@ def shows_life(folder: RunFolder) -> bool:
     """Return whether ranks or agents have just written what they write at intervals: metrics, or
     samples of a node.
     """
-    here = origin.now()
-    return any(
-        here - modified < FRESH
-        for modified in _times((folder.metrics, *folder.system.glob("*.jsonl")))
-    )
+    written = _times((folder.metrics, *folder.system.glob("*.jsonl")))
+    return origin.now() - max(written, default=0.0) < FRESH
 
 
 def describe_silence(seconds: float, *, nodes: str, verdict: str | None, remedy: str) -> str:
@@ -115,20 +104,3 @@ def _times(paths: Iterable[Path]) -> Iterator[float]:
             yield path.lstat().st_mtime
         except OSError:
             continue
-
-
-def _file_server_time(folder: RunFolder) -> float:
-    """Return the time by the clock that dates the files. Makes a file there for a moment, in the
-    user's own runs only.
-
-    The clock of a login node may be minutes ahead.
-    """
-    if origin.shown() is not None:
-        return origin.now()
-    if is_own_folder(folder.path):
-        try:
-            with tempfile.TemporaryFile(prefix=".paceline-", dir=folder.path) as file:
-                return os.fstat(file.fileno()).st_mtime
-        except OSError:  # a full disk, or one that cannot be written from here
-            pass
-    return time.time()
