@@ -19,7 +19,7 @@ from sample_runs import SampleRuns
 from top import make_runs
 
 from paceline.contract.sweep.folder import Point, Search, SweepFolder
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states import JobState
 from paceline.ui.web.access import Access
 from paceline.ui.web.app import Answers, make_app
 from paceline.ui.web.server import listen, make_server

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import Point, Search, SweepFolder
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states import JobState
 
 HOUR = 3600.0
 

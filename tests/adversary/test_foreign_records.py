@@ -28,7 +28,7 @@ from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import PacelineError
 from paceline.launch.resume import read_launch_spec
 from paceline.slurm.commands import read_job_id
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states import JobState
 from paceline.watch.details import make_node, read_details
 from paceline.watch.diagnosis.diagnosis import diagnose
 from paceline.watch.diagnosis.evidence import read_evidence
@@ -353,7 +353,7 @@ SWEEP_FILES: dict[str, dict[str, object]] = {
 def test_hostile_files_of_a_sweep_cost_one_error(
     run: RunFolder, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.slurm.job_states.squeue_and_sacct.states", lambda jobs: {})
+    monkeypatch.setattr("paceline.slurm.squeue_and_sacct.states", lambda jobs: {})
     sweep = SweepFolder(run.path.parent / "sweep")
     sweep.trial(0).path.mkdir(parents=True)
     for each, good in SWEEP_FILES.items():

@@ -21,7 +21,7 @@ from paceline.contract.sweep.folder import Search, SweepFolder
 from paceline.launch.actions import cancel_run
 from paceline.launch.environment.activation import environment_file
 from paceline.launch.secrets.declared import Secrets
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states import JobState
 from paceline.spec import Program, load_job
 from paceline.sweep.folder import SweepWriter
 from paceline.sweep.points import new_trials, read_list

@@ -14,7 +14,7 @@ from rich.console import Console
 from paceline.cli import console
 from paceline.cli.commands import ps, show, sweep_show
 from paceline.contract.run_folder import RunFolder
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states import JobState
 from paceline.watch.overview import make_overview
 from paceline.watch.records import Record
 from tests.sweep.folders import end, grid, make_sweep

@@ -18,8 +18,8 @@ from paceline.contract.claims import Holder, describe_processes, find_holder, lo
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import ClusterError, UsageError
 from paceline.launch import claims
-from paceline.slurm.job_states import squeue_and_sacct
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm import squeue_and_sacct
+from paceline.slurm.job_states import JobState
 from paceline.watch.records import read_record
 
 

@@ -22,7 +22,7 @@ from paceline.contract.files.shared_folders import own_folder_name
 from paceline.contract.hostlist import expand
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED
-from paceline.slurm.job_states.meanings import WAITING
+from paceline.slurm.job_states import WAITING
 from paceline.watch.records import Record
 from paceline.watch.run_status import LOST
 from tests.fault_tolerance.runs import STEPS, Training

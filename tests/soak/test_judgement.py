@@ -16,7 +16,7 @@ import torch
 
 from paceline.contract.files.shared_folders import own_folder_name
 from paceline.contract.run_folder import RunFolder
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states import JobState
 from paceline.watch.records import Record
 from tests.fault_tolerance.runs import STEPS, Training
 from tests.soak.runs import Disk, Shape, SoakRun, _core_seconds

@@ -10,8 +10,8 @@ import pytest
 from paceline.contract.run_path import RunPath
 from paceline.contract.sweep.folder import Point, Search
 from paceline.errors import SpecError, UsageError
-from paceline.slurm.job_states import squeue_and_sacct
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm import squeue_and_sacct
+from paceline.slurm.job_states import JobState
 from paceline.sweep.folder import SweepWriter
 from paceline.sweep.slurm_sweep import Submission, plan_chunks
 from tests.sweep.folders import grid, make_sweep

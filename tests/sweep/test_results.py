@@ -15,8 +15,8 @@ from paceline.contract.run_path import RunPath
 from paceline.contract.sweep.folder import Point, SweepFolder
 from paceline.errors import ClusterError, UsageError
 from paceline.launch.claims import claim_run
-from paceline.slurm.job_states import squeue_and_sacct
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm import squeue_and_sacct
+from paceline.slurm.job_states import JobState
 from paceline.sweep.folder import STARTER, SweepWriter, mark_starter
 from paceline.sweep.results import Sweep, find_sweep, read_sweep
 from paceline.sweep.rows import rows, sort_by

@@ -12,7 +12,7 @@ from paceline.cli import runs
 from paceline.cli.commands import show as show_facts
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states import JobState
 from paceline.sweep.results import _find_error
 from paceline.ui.terminal.run_view import describe_attempt
 from paceline.watch.details import read_attempts

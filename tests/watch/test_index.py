@@ -15,7 +15,7 @@ import pytest
 
 from paceline.contract.claims import describe_processes
 from paceline.contract.run_folder import RunFolder
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states import JobState
 from paceline.watch import index as index_file
 from paceline.watch import index as rows
 from paceline.watch.index import load_index, read_rows, save_index

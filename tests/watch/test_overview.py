@@ -13,7 +13,7 @@ import pytest
 
 from paceline.cli.commands.ps import make_columns
 from paceline.contract.run_folder import RunFolder
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states import JobState
 from paceline.watch.curves import Curves
 from paceline.watch.latest import read_latest
 from paceline.watch.overview import make_overview, read_total_steps

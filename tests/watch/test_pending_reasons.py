@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states import JobState
 from paceline.watch.reasons import REASONS, explain_reason, show_start
 from paceline.watch.records import read_record
 from tests.watch.test_records import make_run

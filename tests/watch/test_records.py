@@ -15,7 +15,7 @@ from paceline.contract.claims import describe_processes
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import ClusterError
 from paceline.slurm import commands as slurm
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states import JobState
 from paceline.watch.records import find_runs, read_record, read_records
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.contract.run_folder import RunFolder
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states import JobState
 from paceline.ui.terminal.run_view import describe_attempt
 from paceline.watch.details import read_details
 from paceline.watch.openmetrics import write_openmetrics

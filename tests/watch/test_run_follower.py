@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.contract.run_folder import RunFolder
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states import JobState
 from paceline.watch.records import Record, read_record
 from paceline.watch.run_follower import RunMonitor, follow
 from paceline.watch.run_log import RunLog

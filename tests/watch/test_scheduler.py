@@ -13,11 +13,10 @@ import pytest
 
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError, NoAnswer, UsageError
-from paceline.slurm import answer_cache
+from paceline.slurm import answer_cache, squeue_and_sacct
 from paceline.slurm import commands as slurm
 from paceline.slurm.answer_cache import Answer, AnswerCache
-from paceline.slurm.job_states import squeue_and_sacct
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states import JobState
 from paceline.watch.records import read_record, read_records
 from paceline.watch.scheduler import poll_interval, query_states
 from tests.launch.slurm.test_commands import put_command

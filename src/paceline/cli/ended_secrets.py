@@ -16,8 +16,8 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.contract.verdict import STOPPED
 from paceline.errors import ClusterError
-from paceline.slurm.job_states import squeue_and_sacct
-from paceline.slurm.job_states.meanings import LIVE, UNKNOWN, WAITING
+from paceline.slurm import squeue_and_sacct
+from paceline.slurm.job_states import LIVE, UNKNOWN, WAITING
 from paceline.watch.records import QueryStates, Record, find_runs, read_records
 from paceline.watch.run_status import newest_verdict
 

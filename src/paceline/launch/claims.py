@@ -58,8 +58,8 @@ def _require_no_job(run: RunFolder, holder: Holder | None) -> None:
         return
     # a new run has no job, and its command should start fast
     from paceline.slurm import commands as slurm
-    from paceline.slurm.job_states import squeue_and_sacct
-    from paceline.slurm.job_states.meanings import LIVE, WAITING
+    from paceline.slurm import squeue_and_sacct
+    from paceline.slurm.job_states import LIVE, WAITING
 
     jobs = [
         job for job in (slurm.read_job_id(run), holder.job if holder else None) if job is not None

@@ -21,7 +21,7 @@ from paceline.contract.quote import command_line
 from paceline.contract.run_folder import RunFolder
 from paceline.launch.plan.interactive_shell import PIPED, setup_from_run
 from paceline.slurm import commands as slurm
-from paceline.slurm.job_states import squeue_and_sacct
+from paceline.slurm import squeue_and_sacct
 from paceline.slurm.submission_environment import submission_environment
 
 CODE = "from paceline.agent.probe.node_probe import main; main()"

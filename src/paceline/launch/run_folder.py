@@ -223,7 +223,7 @@ def _other_names(folder: RunFolder, wanted: str) -> tuple[str, ...]:
 
     The name may be missing if the wanted one is no part of it: then run.json is not parsed.
     """
-    from paceline.slurm.sbatch import known_jobs
+    from paceline.slurm.commands import known_jobs
 
     jobs = known_jobs(folder) if JOB_ID.fullmatch(wanted) else ()
     details = _read_details(folder.path, wanted)

@@ -31,11 +31,10 @@ from paceline.launch.plan.slurm import SlurmPlan, plan_slurm
 from paceline.launch.run_folder import find_run, open_run_folder, path_error
 from paceline.launch.submission import SLURM, EarlierRun, Submission, fill_folder
 from paceline.slurm import commands as slurm
-from paceline.slurm import sbatch
+from paceline.slurm import sbatch, squeue_and_sacct
 from paceline.slurm.array_script import Trials
 from paceline.slurm.batch_script import shell_library
-from paceline.slurm.job_states import squeue_and_sacct
-from paceline.slurm.job_states.meanings import ENDED
+from paceline.slurm.job_states import ENDED
 from paceline.slurm.limits import explain_rejection
 from paceline.slurm.partitions import Partition, fair_cpus, find_partitions, select_partitions
 from paceline.spec import Job
@@ -288,7 +287,7 @@ def write_script(path: Path, text: str) -> None:
 def submit_plan(plan: SlurmPlan) -> str:
     """Submit a run's script and record the job id in the run folder."""
     folder = plan.folder
-    known = sbatch.known_jobs(folder)
+    known = slurm.known_jobs(folder)
     with sbatch.withdrawn_on_failure(plan, folder.cancelled, known=known):
         job = sbatch.run_sbatch(plan.sbatch, plan.submitter, folder=folder.path, known=known)
     try:
@@ -322,7 +321,7 @@ def find_unconfirmed_job(folder: RunFolder) -> str | None:
     """Return the job of a submission that Slurm never confirmed, if it has left one after all."""
     if not (folder.path / SUBMITTING).exists():
         return None
-    known = sbatch.known_jobs(folder)
+    known = slurm.known_jobs(folder)
     return sbatch.find_job(folder.path, os.environ, known=known, pauses=(0.0,))
 
 

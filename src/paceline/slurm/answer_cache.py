@@ -24,7 +24,7 @@ from typing import Any
 from paceline.contract.files.shared_folders import find_own_folder, make_own_folder, open_own_file
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import NoAnswer
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states import JobState
 
 MEMORY = "/dev/shm"
 PREFIX = "slurm-"

@@ -13,8 +13,7 @@ from pathlib import Path
 from paceline.contract.quote import quote
 from paceline.errors import SpecError
 from paceline.slurm.batch_script import Script, ScriptPlan, launch_lines, source_library
-from paceline.slurm.sbatch_directives import Directive, file_pattern, render
-from paceline.slurm.task_counts import TaskCounts
+from paceline.slurm.sbatch_directives import Directive, TaskCounts, file_pattern, render
 from paceline.spec import Job
 from paceline.spec.quantities import slurm_size
 

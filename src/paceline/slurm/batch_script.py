@@ -13,8 +13,7 @@ from importlib import resources
 
 from paceline.contract.quote import quote
 from paceline.contract.run_folder import RunFolder
-from paceline.slurm.sbatch_directives import Directive, render
-from paceline.slurm.task_counts import TaskCounts
+from paceline.slurm.sbatch_directives import Directive, TaskCounts, render
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-from paceline.contract.files.foreign_records import read_bounded
+from paceline.contract.files.foreign_records import read_bounded, read_objects
 from paceline.contract.launcher_variables import slurm_query_environment
 from paceline.contract.run_folder import SAVES_FIRST, RunFolder, write_atomically
 from paceline.errors import ClusterError, NoAnswer, NoSlurm, NotConfigured
@@ -160,6 +160,28 @@ def read_job_id(folder: RunFolder) -> str | None:
     except (OSError, ValueError):
         return None
     return text if re.fullmatch(r"\d+(_\d+)?", text) else None
+
+
+def awaited_jobs(folder: RunFolder, job: str) -> list[str]:
+    """Return the jobs that a run's job waits for, or waited for."""
+    for event in read_objects(folder.events / "launch.jsonl"):
+        if event.get("job") == job and isinstance(event.get("after"), list):
+            return [str(each) for each in event["after"]]
+    return []
+
+
+def known_jobs(folder: RunFolder) -> list[str]:
+    """Return all jobs of a run so far, oldest first: those that were submitted, and those that
+    have started.
+    """
+    queued = [event.get("job") for event in read_objects(folder.events / "launch.jsonl")]
+    started = [path.path.name.rpartition("-")[0] for path in folder.job_starts()]
+    found = {
+        str(job)
+        for job in (*queued, *started, read_job_id(folder))
+        if re.fullmatch(r"\d+(_\d+)?", str(job))
+    }
+    return sorted(found, key=lambda job: int(job.partition("_")[0]))
 
 
 # -- cancelling

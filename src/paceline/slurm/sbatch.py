@@ -10,14 +10,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.files.foreign_records import read_objects
 from paceline.contract.run_folder import SUBMITTING, RunFolder, write_atomically
 from paceline.errors import ClusterError, JobRejected, NoAnswer
 from paceline.slurm.answer_cache import forget_answer
 from paceline.slurm.batch_script import Script
-from paceline.slurm.commands import SEPARATOR, Completed, call, error_text, read_job_id
-from paceline.slurm.sbatch_directives import Directive
-from paceline.slurm.task_counts import TaskCounts
+from paceline.slurm.commands import SEPARATOR, Completed, call, error_text
+from paceline.slurm.sbatch_directives import Directive, TaskCounts
 
 # seconds before each question whether a job is there
 QUERY_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
@@ -162,28 +160,6 @@ def withdrawn_on_failure(
                 if job := find_job(folder, environ, known=known, pauses=INTERRUPTED_PAUSES):
                     call(["scancel", job], environ=environ, check=False)
         raise
-
-
-def awaited_jobs(folder: RunFolder, job: str) -> list[str]:
-    """Return the jobs that a run's job waits for, or waited for."""
-    for event in read_objects(folder.events / "launch.jsonl"):
-        if event.get("job") == job and isinstance(event.get("after"), list):
-            return [str(each) for each in event["after"]]
-    return []
-
-
-def known_jobs(folder: RunFolder) -> list[str]:
-    """Return all jobs of a run so far, oldest first: those that were submitted, and those that
-    have started.
-    """
-    queued = [event.get("job") for event in read_objects(folder.events / "launch.jsonl")]
-    started = [path.path.name.rpartition("-")[0] for path in folder.job_starts()]
-    found = {
-        str(job)
-        for job in (*queued, *started, read_job_id(folder))
-        if re.fullmatch(r"\d+(_\d+)?", str(job))
-    }
-    return sorted(found, key=lambda job: int(job.partition("_")[0]))
 
 
 def test_only(plan: BatchJob) -> Completed:

@@ -21,8 +21,8 @@ from paceline.contract.run_path import RunPath
 from paceline.contract.sweep.folder import FAILED, Point, Search, SweepFolder
 from paceline.errors import ClusterError, SpecError, UsageError
 from paceline.slurm import commands as slurm
-from paceline.slurm.job_states import squeue_and_sacct
-from paceline.slurm.job_states.meanings import LIVE, WAITING
+from paceline.slurm import squeue_and_sacct
+from paceline.slurm.job_states import LIVE, WAITING
 
 MISSING = "missing"  # trials without a result and without a job
 STARTER = "starter"  # in a submission's folder: the command that starts its trials

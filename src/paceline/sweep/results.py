@@ -38,7 +38,7 @@ from paceline.contract.sweep.folder import (
 from paceline.errors import ClusterError, UsageError
 from paceline.launch.run_folder import require_not_fetched
 from paceline.slurm import commands as slurm
-from paceline.slurm.job_states.meanings import ENDED, WAITING, JobState
+from paceline.slurm.job_states import ENDED, WAITING, JobState
 from paceline.sweep.folder import is_starting
 from paceline.watch.failure import failure_text, read_failure
 from paceline.watch.records import QueryStates, read_json, read_records

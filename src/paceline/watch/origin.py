@@ -16,7 +16,7 @@ from typing import Any
 from paceline.contract.files.foreign_records import read_object
 from paceline.contract.typed_command import meant_for
 from paceline.errors import ClusterError
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states import JobState
 
 NEWS, STATES = "heard.json", "jobs.json"
 FRESH = 60.0  # seconds without news after which a copy counts as old

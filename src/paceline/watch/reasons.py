@@ -15,8 +15,8 @@ from paceline.contract.run_folder import SAVES_FIRST, RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED
 from paceline.errors import in_one_line
 from paceline.slurm import commands as slurm
-from paceline.slurm.job_states.meanings import WAITING, JobState
-from paceline.slurm.sbatch import awaited_jobs
+from paceline.slurm.commands import awaited_jobs
+from paceline.slurm.job_states import WAITING, JobState
 from paceline.watch import origin
 from paceline.watch.events import had_nothing_left
 from paceline.watch.failure import describe_failure, submit_again

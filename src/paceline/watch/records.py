@@ -28,7 +28,7 @@ from paceline.contract.typed_command import cluster, meant_for
 from paceline.contract.verdict import DONE, FAILED, STOPPED, read_verdict
 from paceline.errors import ClusterError
 from paceline.slurm import commands as slurm
-from paceline.slurm.job_states.meanings import ENDED, WAITING, JobState
+from paceline.slurm.job_states import ENDED, WAITING, JobState
 from paceline.watch import origin
 from paceline.watch.events import read_events
 from paceline.watch.failure import submit_again

@@ -11,8 +11,8 @@ from paceline.contract.claims import Holder, find_holder
 from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED, STOPPED, read_verdict
-from paceline.slurm.job_states.meanings import LIVE, UNKNOWN, WAITING, JobState
-from paceline.slurm.job_states.meanings import STATES as SLURM_STATES
+from paceline.slurm.job_states import LIVE, UNKNOWN, WAITING, JobState
+from paceline.slurm.job_states import STATES as SLURM_STATES
 
 # Statuses of runs that are over.
 LOST, TIMED_OUT = "lost", "timed out"

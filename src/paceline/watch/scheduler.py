@@ -16,9 +16,9 @@ from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.run_folder import TRIALS, RunFolder
 from paceline.contract.verdict import DONE, FAILED, read_verdict
 from paceline.errors import ClusterError, NoSlurm, UsageError
+from paceline.slurm import squeue_and_sacct
 from paceline.slurm.answer_cache import Answer, AnswerCache
-from paceline.slurm.job_states import squeue_and_sacct
-from paceline.slurm.job_states.meanings import ENDED, LIVE, JobState
+from paceline.slurm.job_states import ENDED, LIVE, JobState
 from paceline.slurm.node_use import PartitionUse, ask_node_use, parse_node_use
 from paceline.spec.quantities import parse_seconds
 from paceline.spec.site import find_site

@@ -14,7 +14,7 @@ from paceline.contract.claims import find_holder
 from paceline.contract.files.foreign_records import NUMBER, keep_valid, read_object
 from paceline.contract.run_folder import JobStartFolder, RunFolder
 from paceline.contract.verdict import DONE, FAILED
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states import JobState
 from paceline.spec.quantities import parse_seconds, show_seconds
 from paceline.watch import origin
 

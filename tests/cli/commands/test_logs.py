@@ -17,7 +17,7 @@ from paceline.cli.views.log_printer import LogPrinter, WaitNotes
 from paceline.contract.files.log_times import format_mark, times_path
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states import JobState
 from paceline.watch.records import read_record
 from paceline.watch.run_follower import RunMonitor, follow
 from paceline.watch.run_log import LogLine, RunLog

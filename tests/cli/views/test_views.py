@@ -21,7 +21,7 @@ from paceline.contract.quote import command_line
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.slurm import commands as slurm
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states import JobState
 from paceline.watch import run_follower
 from paceline.watch.log_file import keep_colours
 from paceline.watch.records import read_record

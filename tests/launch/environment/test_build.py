@@ -28,7 +28,7 @@ from paceline.launch.environment.build_script import (
     render_build,
 )
 from paceline.launch.environment.store import StoredEnvironment
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states import JobState
 from tests.launch.environment.jobs import job_in
 from tests.launch.environment.wheels import write_wheel
 from tests.slurm.runs import Paceline

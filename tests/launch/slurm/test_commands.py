@@ -22,14 +22,12 @@ from paceline.launch.checks.machine import default_interface, describe_interface
 from paceline.launch.plan.slurm import SlurmPlan
 from paceline.launch.run_folder import open_run_folder
 from paceline.launch.slurm_job import submit_plan
-from paceline.slurm import arrays, limits, sbatch
+from paceline.slurm import arrays, limits, sbatch, squeue_and_sacct
 from paceline.slurm import commands as slurm
-from paceline.slurm.job_states import squeue_and_sacct
-from paceline.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states import JobState
 from paceline.slurm.limits import check_limits
 from paceline.slurm.partitions import NodeKind, Partition, find_partitions
-from paceline.slurm.sbatch_directives import Directive
-from paceline.slurm.task_counts import count_tasks
+from paceline.slurm.sbatch_directives import Directive, count_tasks
 from paceline.spec import Program, load_job
 from tests.golden.cases import plan
 

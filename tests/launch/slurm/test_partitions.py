@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.slurm.job_states.meanings import ENDED, STATES, UNKNOWN, JobState, normalize_state
+from paceline.slurm.job_states import ENDED, STATES, UNKNOWN, JobState, normalize_state
 from paceline.slurm.partitions import SEPARATOR, fair_cpus, parse_gres, parse_sinfo
 
 SINFO = "\n".join(

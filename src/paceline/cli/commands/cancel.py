@@ -10,7 +10,7 @@ from paceline.cli import runs
 from paceline.contract.run_folder import SAVES_FIRST, RunFolder
 from paceline.contract.verdict import DONE, STOPPED
 from paceline.launch.actions import cancel_run
-from paceline.slurm.job_states import squeue_and_sacct
+from paceline.slurm import squeue_and_sacct
 from paceline.watch.failure import describe_start, resume_command
 from paceline.watch.records import Record, read_record
 from paceline.watch.run_status import newest_verdict

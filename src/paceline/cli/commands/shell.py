@@ -23,7 +23,7 @@ from paceline.launch.plan.interactive_shell import (
 from paceline.launch.run_half_zip import stored_run_half
 from paceline.launch.slurm_job import SlurmJob
 from paceline.slurm import commands as slurm
-from paceline.slurm.job_states import squeue_and_sacct
+from paceline.slurm import squeue_and_sacct
 from paceline.slurm.submission_environment import submission_environment
 from paceline.spec import Flag, Program
 from paceline.spec.option import PROJECT, RESOURCES

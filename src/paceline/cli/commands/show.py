@@ -22,7 +22,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.typed_command import type_again
 from paceline.contract.verdict import DONE, FAILED, STOPPED_EXIT
 from paceline.errors import EnvironmentProblem, UsageError
-from paceline.slurm.sbatch import known_jobs
+from paceline.slurm.commands import known_jobs
 from paceline.spec.quantities import brief_seconds, show_seconds
 from paceline.watch import origin
 from paceline.watch.curves import Curves, MetricsReader

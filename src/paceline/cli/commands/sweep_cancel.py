@@ -14,7 +14,7 @@ from paceline.cli import runs
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.slurm import commands as slurm
-from paceline.slurm.job_states import squeue_and_sacct
+from paceline.slurm import squeue_and_sacct
 from paceline.sweep.folder import find_pids
 from paceline.sweep.results import MISSING, PENDING, RUNNING, find_own_sweep, read_sweep
 

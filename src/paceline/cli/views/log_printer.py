@@ -12,7 +12,7 @@ from paceline.cli import console
 from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import PacelineError
-from paceline.slurm.job_states.meanings import WAITING
+from paceline.slurm.job_states import WAITING
 from paceline.watch.log_file import keep_colours
 from paceline.watch.records import Record
 from paceline.watch.run_follower import RunMonitor, follow

@@ -35,8 +35,8 @@ from paceline.launch.environment.build_script import (
 )
 from paceline.launch.environment.store import EnvironmentInputs, StoredEnvironment, store_path
 from paceline.launch.run_folder import create_scratch
-from paceline.slurm.job_states import squeue_and_sacct
-from paceline.slurm.job_states.meanings import LIVE, WAITING, JobState
+from paceline.slurm import squeue_and_sacct
+from paceline.slurm.job_states import LIVE, WAITING, JobState
 from paceline.slurm.sbatch import run_sbatch
 from paceline.slurm.submission_environment import submission_environment
 from paceline.spec import Job

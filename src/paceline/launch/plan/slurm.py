@@ -25,9 +25,8 @@ from paceline.launch.secrets.declared import NO_SECRETS, Secrets, choose_secrets
 from paceline.slurm.array_script import Trials, array_script
 from paceline.slurm.batch_script import EnvironmentSection, ScriptPlan, job_script
 from paceline.slurm.sbatch import BatchJob
-from paceline.slurm.sbatch_directives import directives, require_plain_path
+from paceline.slurm.sbatch_directives import TaskCounts, count_tasks, directives, require_plain_path
 from paceline.slurm.submission_environment import submission_environment
-from paceline.slurm.task_counts import TaskCounts, count_tasks
 from paceline.spec import Job
 
 DEFAULT_ATTEMPTS = 3

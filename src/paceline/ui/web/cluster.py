@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.contract.typed_command import to_type
 from paceline.errors import ClusterError
-from paceline.slurm.job_states.meanings import WAITING, JobState
+from paceline.slurm.job_states import WAITING, JobState
 from paceline.slurm.node_use import PartitionUse
 from paceline.watch import origin
 from paceline.watch.overview import Overview

@@ -17,7 +17,7 @@ import pytest
 from paceline.contract.claims import find_holder, find_successor
 from paceline.contract.run_folder import RunFolder
 from paceline.slurm import batch_script
-from paceline.slurm.sbatch import known_jobs
+from paceline.slurm.commands import known_jobs
 
 LIBRARY = Path(batch_script.__file__).with_name("stop_and_requeue.sh")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from paceline.errors import ClusterError
 from paceline.slurm import commands as slurm
-from paceline.slurm.job_states.meanings import JobState, normalize_state
+from paceline.slurm.job_states import JobState, normalize_state
 
 _SQUEUE = ("%i", "%T", "%r", "%N", "%S", "%M")
 _SACCT = ("JobID", "State", "Reason", "NodeList", "Start", "Elapsed", "ExitCode")
