@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.commands import cancel, export, logs, shell, show, sweep_cancel, sync
+from paceline.cli.commands.clean import find_ended_secrets
 from paceline.cli.commands.sweep import find_file as find_sweep_file
-from paceline.cli.ended_secrets import find_ended_secrets
 from paceline.contract.files.environment_file import SECRETS_MARK
 from paceline.contract.run_path import RunPath
 from paceline.contract.sweep.folder import Search

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.agent.sweep_trial import open_trial
-from paceline.cli.ended_secrets import find_ended_secrets
+from paceline.cli.commands.clean import find_ended_secrets
 from paceline.contract.files.environment_file import secret_names, without_secrets
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline import cli
-from paceline.cli.json_output import print_json
+from paceline.cli.console import print_json
 from paceline.contract.files.shared_folders import own_folder_name
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError

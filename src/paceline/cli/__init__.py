@@ -79,19 +79,16 @@ def overview() -> str:
 
 def run_command(args: list[str]) -> int:
     """Let typer parse the command line and run the command; turn its usage errors into ours."""
-    from paceline.cli import parser
-    from paceline.cli.on_cluster.on_cluster import Forwarded, forward
+    from paceline.cli import on_cluster, parser
 
     settings = {"prog_name": "paceline", "help_option_names": HELP, "standalone_mode": False}
     try:
         result = parser.make_app()(args, **settings)
-    except Forwarded as asked:  # some commands have something to do here, too
+    except on_cluster.Forwarded as asked:  # some commands have something to do here, too
         module = importlib.import_module(COMMANDS[args[0]][0])
-        return int(getattr(module, "forwarded", forward)(asked))
+        return int(getattr(module, "forwarded", on_cluster.forward)(asked))
     except NoSlurm as problem:
-        from paceline.cli.on_cluster.without_slurm import point_to_cluster
-
-        raise point_to_cluster(problem, args, COMMANDS[args[0]][0]) from None
+        raise on_cluster.point_to_cluster(problem, args[0]) from None
     except Exception as error:
         # Some versions of typer bundle click, others use the installed one: recognize its errors by their methods.
         if type(error).__name__ == "Abort":
@@ -100,6 +97,6 @@ def run_command(args: list[str]) -> int:
             print(error)
             return USAGE_EXIT
         if hasattr(error, "format_message"):
-            raise parser.usage_error(error, args) from None
+            raise parser.usage_error(error) from None
         raise
     return result if isinstance(result, int) else 0

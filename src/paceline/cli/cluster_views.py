@@ -15,10 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli import console, run_command, runs
-from paceline.cli.cluster_answer import ask, read_error
-from paceline.cli.on_cluster import on_cluster
-from paceline.cli.on_cluster.on_cluster import Forwarded
+from paceline.cli import console, on_cluster, run_command, runs
+from paceline.cli.on_cluster import Forwarded, ask, read_error
 from paceline.errors import UsageError
 from paceline.watch.origin import ClusterCopy, show, status
 

@@ -1,14 +1,16 @@
-"""Console output: errors in red with a hint, notes in grey, tables by rich.
+"""Console output: errors in red with a hint, notes in grey, tables by rich, JSON for programs.
 
 The rooms below the command line log to `logging.getLogger("paceline")`; `TerminalHandler` prints it.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import os
 import sys
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError
 from paceline.ui.terminal import text as safe_text
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 RED, GREEN, GREY, BOLD, PLAIN = "\033[31m", "\033[32m", "\033[90m", "\033[1m", "\033[0m"
+# Of --json. It changes when a program that reads it would have to; new keys may come at any time.
+FORMAT = 1
 NARROWEST = 20  # columns of a terminal for which sentences are wrapped
 PIPE_WIDTH = 10_000  # columns of a pipe or a file: nothing is wrapped or cut for other programs
 THEME = {
@@ -121,3 +125,24 @@ def console(*, stderr: bool = False) -> Console:
     if not made.is_terminal:
         made.width = PIPE_WIDTH
     return made
+
+
+def print_json(**values: Any) -> None:
+    """Print an object. NaN and infinities become null.
+
+    All but ASCII is escaped, so that no terminal acts on what names and messages contain.
+    """
+    table = {"format": FORMAT, **values}
+    try:
+        text = json.dumps(table, indent=1, allow_nan=False)
+    except ValueError:  # numbers of a script's own that JSON does not have
+        text = json.dumps(_without_nan(table), indent=1, allow_nan=False)
+    sys.stdout.write(text + "\n")
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -12,8 +12,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from paceline.cli import on_cluster
 from paceline.cli.command_table import ABOUT, COMMANDS, OTHER_NAMES, SUBCOMMANDS
-from paceline.cli.on_cluster import misplaced_on, on_cluster
 from paceline.errors import UsageError
 from paceline.spec.settings import TABLE, find_option, options_of
 
@@ -171,13 +171,14 @@ def _usage(argument: Any) -> str:
 # -- mistakes ------------------------------------------------------------------------------------
 
 
-def usage_error(error: Any, args: list[str]) -> UsageError:
+def usage_error(error: Any) -> UsageError:
     """Return a usage error of click's as ours, with what to do about it."""
     path = error.ctx.command_path if error.ctx else "paceline"
     name, hint = path.partition(" ")[2], f"See `{path} --help`."
     option = getattr(error, "option_name", "")
     if option.startswith("--on"):
-        return _misplaced_on(args) or misplaced_on.does_not_apply(name, hint)
+        is_group = error.ctx is not None and hasattr(error.ctx.command, "commands")
+        return on_cluster.misplaced(name, is_group=is_group, hint=hint)
     if not option or type(error).__name__ != "NoSuchOption":
         return UsageError(error.format_message(), hint=hint)
     meant, elsewhere = find_option(option, name), find_option(option, "submit")
@@ -200,15 +201,6 @@ def usage_error(error: Any, args: list[str]) -> UsageError:
 
 def _has(command: str, flag: str) -> bool:
     return any(flag in each.all_flags for _, each in options_of(command))
-
-
-def _misplaced_on(args: list[str]) -> UsageError | None:
-    """Return the error for `--on` before the command, or before the subcommand of a group."""
-    modules = {name: module for name, (module, _) in COMMANDS.items()}
-    if args and misplaced_on.is_on(args[0]):
-        return misplaced_on.explain_misplaced(args, modules)
-    is_group = args and hasattr(load_command(args[0]), "commands")
-    return misplaced_on.explain_misplaced(args[1:], modules, args[0]) if is_group else None
 
 
 def _unknown_command(name: str) -> UsageError:

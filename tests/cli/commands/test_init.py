@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from paceline.cli import dispatch
-from paceline.cli.cluster_profile import ClusterFacts
-from paceline.cli.on_cluster import on_cluster
+from paceline.cli import dispatch, on_cluster
+from paceline.cli.commands.init import ClusterFacts
 from paceline.errors import ConnectionProblem
 from paceline.slurm.partitions import NodeKind, Partition
 from paceline.ssh.connection import Answer

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from paceline import cli
-from paceline.cli.views import log_printer
-from paceline.cli.views.log_printer import LogPrinter, WaitNotes
+from paceline.cli import log_printer
+from paceline.cli.log_printer import LogPrinter, WaitNotes
 from paceline.contract.files.log_times import format_mark, times_path
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
@@ -21,7 +21,7 @@ from paceline.slurm.job_states import JobState
 from paceline.watch.records import read_record
 from paceline.watch.run_follower import RunMonitor, follow
 from paceline.watch.run_log import LogLine, RunLog
-from tests.cli.views.test_views import Terminal, folder
+from tests.cli.test_views import Terminal, folder
 
 __all__ = ["folder"]
 

@@ -22,7 +22,7 @@ from paceline.staging.packs import Packs
 from paceline.staging.stager import ScannedItem, scan_items
 
 if TYPE_CHECKING:
-    from paceline.cli.on_cluster.on_cluster import Forwarded
+    from paceline.cli.on_cluster import Forwarded
 
 app = typer.Typer(
     add_completion=False,
@@ -114,6 +114,6 @@ app.command(cls=GroupedCommand, name="push")(data_push.command)
 
 def forwarded(asked: Forwarded) -> int:
     """Carry out a command for the cluster that `--on` names: `push` runs here, the others there."""
-    from paceline.cli.on_cluster.on_cluster import forward
+    from paceline.cli.on_cluster import forward
 
     return data_push.forwarded(asked) if asked.key == "data_push" else forward(asked)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console, typer_options
-from paceline.cli.on_cluster.cluster_request import confirm
+from paceline.cli.cluster_request import confirm
 from paceline.contract.files.size import show_size
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.spec.home_path import expand_home
 
 if TYPE_CHECKING:
-    from paceline.cli.on_cluster.on_cluster import Forwarded
+    from paceline.cli.on_cluster import Forwarded
     from paceline.ssh.data_push import SentData
     from paceline.ssh.rsync import Copied
 
@@ -82,7 +82,7 @@ def _serve(name: str, to: str) -> int:
 
 def forwarded(asked: Forwarded) -> int:
     """Send data to the cluster that `--on` names."""
-    from paceline.cli.cluster_answer import ask
+    from paceline.cli.on_cluster import ask
     from paceline.ssh.data_push import find_data
 
     data, to = find_data(expand_home(asked.values["path"])), asked.values.get("to")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console, typer_options
-from paceline.cli.json_output import print_json
+from paceline.cli.console import print_json
 from paceline.contract.findings import GOOD, NOTE, PROBLEM, WARNING, Finding, worst
 from paceline.errors import PacelineError
 from paceline.launch.run_folder import find_run, resolve_scratch

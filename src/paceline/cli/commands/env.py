@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import console, typer_options
-from paceline.cli.json_output import print_json
+from paceline.cli.console import print_json
 from paceline.cli.parser import GroupedCommand
 from paceline.contract.typed_command import cluster, to_type
 from paceline.errors import NoSlurm, UsageError

@@ -12,8 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import paceline
-from paceline.cli import console, runs
-from paceline.cli.on_cluster import remote_output
+from paceline.cli import console, remote_output, runs
 from paceline.contract.checkpoint.marker import (
     Marker,
     find_checkpoints,

@@ -21,7 +21,7 @@ from paceline.errors import EnvironmentProblem, UsageError
 from paceline.spec.home_path import expand_home
 
 if TYPE_CHECKING:
-    from paceline.cli.on_cluster.on_cluster import Forwarded
+    from paceline.cli.on_cluster import Forwarded
     from paceline.ssh.connection import Connection
     from paceline.ssh.fetch import Fetched
 
@@ -104,7 +104,7 @@ def _serve(run: str, asked: list[str]) -> int:
 
 def forwarded(asked: Forwarded) -> int:
     """Fetch a run from the cluster that `--on` names."""
-    from paceline.cli.cluster_answer import ask
+    from paceline.cli.on_cluster import ask
     from paceline.ssh.fetch import fetch
 
     values, what = asked.values, _what(asked.values)

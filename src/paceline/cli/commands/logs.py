@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import cluster_views, runs
-from paceline.cli.views.log_printer import LogPrinter, follow_until_over, has_several_logs
+from paceline.cli.log_printer import LogPrinter, follow_until_over, has_several_logs
 from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import FAILED
 from paceline.errors import UsageError

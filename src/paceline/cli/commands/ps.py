@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import cluster_views, console, runs, typer_options
-from paceline.cli.json_output import print_json
+from paceline.cli.console import print_json
 from paceline.cli.tables import Column, fit, print_columns
 from paceline.contract.run_path import list_runs_and_sweeps
 from paceline.contract.sweep.folder import SweepFolder

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import cluster_views, console, runs
-from paceline.cli.on_cluster.remote_output import describe
+from paceline.cli.remote_output import describe
 from paceline.contract.files.size import show_size
 from paceline.contract.output_file import is_standard_output, write_output
 from paceline.contract.run_folder import RunFolder

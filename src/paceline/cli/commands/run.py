@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import console, typer_options
+from paceline.contract.quote import quote
 from paceline.contract.verdict import (
     DONE,
     DONE_UNSAVED,
@@ -22,6 +24,7 @@ from paceline.contract.verdict import (
 )
 from paceline.errors import UsageError
 from paceline.spec.option import UNTIL_DONE
+from paceline.spec.settings import options_of
 from paceline.spec.typed_flags import Flag
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 # What was typed for these has an effect only in a session.
 SESSION_KEYS = ("runtime.max_steps", "runtime.seed", "runtime.precision", "checkpoint.every_steps")
+OWN_FLAGS = ("--resume", "--dry-run", "--config")  # beside those of the table
 COLOURS = {
     DONE: console.GREEN,
     DONE_UNSAVED: console.RED,
@@ -195,7 +199,6 @@ def _say_ignored(flags: Sequence[Flag]) -> None:
 
 def _say_next(folder: RunFolder, job: Job, *, failed: bool) -> None:
     """Print how to go on, and what to type instead if the command line itself was the mistake."""
-    from paceline.cli.start_mistake import explain_mistake, resume_otherwise
     from paceline.contract.checkpoint.marker import find_checkpoints
     from paceline.watch.failure import describe_start, is_usage_error, read_failure
 
@@ -207,3 +210,34 @@ def _say_next(folder: RunFolder, job: Job, *, failed: bool) -> None:
         console.say_note(f"to continue with other arguments: {resume_otherwise(run_id, job)}")
     else:
         console.say_note(f"to continue: paceline run --resume {run_id} ({describe_start(folder)})")
+
+
+def explain_mistake(failure: Mapping[str, Any], job: Job) -> str:
+    """Return why the command line made the script fail, and what to type; empty if something else did."""
+    from paceline.watch.failure import is_usage_error
+
+    program = job.program
+    lacks = re.match(r"No module named '([^'.]+)", str(failure.get("message", "")))
+    if failure.get("type") == "ModuleNotFoundError" and lacks:
+        module = program.module_with(lacks[1], job.cwd)
+        return (
+            f"{lacks[1]} is in {job.cwd}: use `paceline run -m {module}`, which finds it"
+            if module
+            else ""
+        )
+    if not is_usage_error(failure):
+        return ""
+    flags = {flag for _, option in options_of("run") for flag in option.all_flags} | {*OWN_FLAGS}
+    complained = re.split(r"""[\s:'"=]+""", str(failure.get("last_line", "")))
+    typed = dict.fromkeys(arg.partition("=")[0] for arg in program.args)
+    ours = [flag for flag in typed if flag in flags and flag in complained]
+    if not ours:
+        return ""
+    example = f"paceline run {ours[0]} ..."
+    return f"the script got {', '.join(ours)}: options of Paceline go before the script, as in `{example}`"
+
+
+def resume_otherwise(run_id: str, job: Job) -> str:
+    """Return how to go on with a run whose script has rejected its arguments."""
+    program = f"{'-m ' if job.program.is_module else ''}{quote(job.program.name)}"
+    return f"paceline run --resume {run_id} {program} ARGUMENTS"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import cluster_views, console, runs, typer_options
-from paceline.cli.json_output import print_json
+from paceline.cli.console import print_json
 from paceline.cli.wrapped_text import wrap_command, wrap_text
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.score import find_best

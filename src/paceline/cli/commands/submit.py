@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import console, runs, typer_options
-from paceline.cli.on_cluster import submit_first
+from paceline.cli import console, runs, submit_first, typer_options
 from paceline.contract.typed_command import cluster, to_type
 from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED, STOPPED_EXIT, UNSETTLED_EXIT
 from paceline.errors import NoAnswer, UsageError
@@ -18,7 +17,7 @@ from paceline.spec.option import OUTPUT, RESOURCES, UNTIL_DONE
 from paceline.watch.failure import describe_start, submit_again
 
 if TYPE_CHECKING:
-    from paceline.cli.on_cluster.on_cluster import Forwarded
+    from paceline.cli.on_cluster import Forwarded
     from paceline.contract.findings import Finding
     from paceline.contract.run_folder import RunFolder
     from paceline.launch.slurm_job import SlurmJob, Submitted
@@ -162,7 +161,7 @@ def _show(submission: SlurmJob, *, is_new: bool) -> int:
 
 def forwarded(asked: Forwarded) -> int:
     """Submit to the cluster that `--on` names, or to several if the first to start is wanted."""
-    from paceline.cli.on_cluster.on_cluster import forward
+    from paceline.cli.on_cluster import forward
 
     if asked.values.get("finish"):
         return submit_first.finish(str(asked.values["finish"]))
@@ -243,7 +242,7 @@ def describe(submitted: Submitted, script_only: Path | None) -> None:
 
 def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
     """Wait for the end of a run; return its status as an exit code."""
-    from paceline.cli.views.log_printer import LogPrinter, WaitNotes, follow_until_over
+    from paceline.cli.log_printer import LogPrinter, WaitNotes, follow_until_over
     from paceline.watch.events import had_nothing_left, read_events
     from paceline.watch.run_follower import wait_until_over
     from paceline.watch.run_log import RunLog

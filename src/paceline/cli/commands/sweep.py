@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import typer_options
-from paceline.cli.on_cluster import remote_output
-from paceline.contract.sweep.folder import SweepFolder
+from paceline.cli import console, remote_output, typer_options
+from paceline.contract.sweep.folder import DONE, FAILED, SweepFolder
 from paceline.errors import UsageError
 from paceline.spec.option import LAUNCH, PROJECT, RESOURCES, SWEEP
 from paceline.spec.settings import TABLE, options_of
@@ -71,7 +70,6 @@ def command(
       paceline sweep show NAME                       its trials, best first
       paceline sweep cancel NAME                     cancel it
     """
-    from paceline.cli.views.sweep_output import ConsoleReporter
     from paceline.sweep.local_sweep import LocalSweep
     from paceline.sweep.slurm_sweep import SlurmSweep
 
@@ -101,7 +99,6 @@ def _reject_job_flags(settings: typer_options.Settings) -> None:
 
 def load(file: str, settings: typer_options.Settings, *, here: bool) -> SweepSettings:
     """Load a sweep: its file, and what was typed. With `here`, its trials run on this machine."""
-    from paceline.cli.views.sweep_output import warn_of_conflict
     from paceline.sweep.settings import read_settings
 
     path, known = find_file(file)
@@ -176,3 +173,31 @@ def check_scripts(settings: SweepSettings) -> None:
     program = settings.job.program
     for name in settings.scripts:
         typer_options.find_program([name], is_module=program.is_module, cwd=settings.job.cwd)
+
+
+class ConsoleReporter:
+    """Prints what a sweep reports."""
+
+    def line(self, text: str) -> None:
+        print(text, flush=True)
+
+    def note(self, text: str) -> None:
+        console.say_note(text)
+
+    def trial(self, text: str, state: str) -> None:
+        colour = {DONE: console.GREEN, FAILED: console.RED}.get(state, console.GREY)
+        console.say(f"paceline: {text}", colour=colour)
+
+
+def warn_of_conflict(settings: SweepSettings, file: Path, typed: str | None) -> None:
+    """Print both W&B sweeps if a file names another one than --wandb-sweep: the file wins."""
+    found = settings.search.wandb_sweep
+    if typed is None or typed == found:
+        return
+    source = (
+        settings.job.source("tracking.wandb_sweep")
+        if found == settings.job.tracking.wandb_sweep
+        else ""
+    )
+    where = source or f"[sweep] wandb_sweep in {file}"
+    console.say_note(f"--wandb-sweep is {typed}, but {where} is {found}: using {found}")

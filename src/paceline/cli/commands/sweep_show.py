@@ -11,8 +11,8 @@ import typer
 
 from paceline.cli import console, runs, typer_options
 from paceline.cli.commands.report import write_report
-from paceline.cli.json_output import print_json
-from paceline.cli.on_cluster.remote_output import describe
+from paceline.cli.console import print_json
+from paceline.cli.remote_output import describe
 from paceline.cli.tables import Column, fit, make_table
 from paceline.contract.files.foreign_records import read_object
 from paceline.contract.output_file import is_standard_output, write_output

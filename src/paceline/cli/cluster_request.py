@@ -25,7 +25,7 @@ from paceline.spec.option import SWEEP
 from paceline.spec.settings import TABLE, options_of
 
 if TYPE_CHECKING:
-    from paceline.cli.on_cluster.on_cluster import Forwarded
+    from paceline.cli.on_cluster import Forwarded
     from paceline.launch.secrets.declared import Secrets
     from paceline.spec import Job
     from paceline.spec.clusters import Cluster, ProjectFile

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from paceline.cli import console
-from paceline.cli.on_cluster.cluster_request import FileName, make_request, mark_file
+from paceline.cli.cluster_request import FileName, make_request, mark_file
 from paceline.contract import env
+from paceline.contract.files.foreign_records import parse_object
 from paceline.contract.quote import quote
-from paceline.errors import PacelineError, UsageError
+from paceline.contract.verdict import USAGE_EXIT
+from paceline.errors import EnvironmentProblem, NoSlurm, PacelineError, UsageError
 from paceline.spec.option import PROJECT, VARIABLES
 from paceline.spec.settings import TABLE
 
@@ -57,8 +59,6 @@ TAKE_FILES = ("sweep", "env_build")
 # they may send code or secrets
 ASKS = ("submit", "sweep", "doctor", "shell", "env_build")
 ONLY_TYPED = ("init",)  # a default cluster does not count
-# Commands that write files: the parameter, and the file that is written without it.
-OUTPUTS: dict[str, dict[str, str | None]] = {"submit": {"script_only": None}}
 
 
 class Forwarded(Exception):
@@ -94,20 +94,54 @@ def options_for(key: str) -> list[Any]:
     )
 
     def carrier(on: str | None = None, yes: bool = False) -> None:
-        """Typer makes options of parameters only."""
+        """Typer makes options of parameters only; how it makes them depends on its version."""
 
-    carrier.__annotations__ = {
-        "on": Annotated[str | None, info],
-        "yes": Annotated[bool, sure],
-        "return": None,
-    }
+    carrier.__annotations__ = {"on": Annotated[str | None, info], "yes": Annotated[bool, sure]}
     app = typer.Typer(add_completion=False)
     app.command()(carrier)
-    made: dict[str, Any] = {str(each.name): each for each in typer.main.get_command(app).params}
     names = ("on", YES) if key in ASKS else ("on",)
-    for name in names:
-        made[name].expose_value = False
-    return [made[name] for name in names]
+    made = [each for each in typer.main.get_command(app).params if each.name in names]
+    for option in made:
+        option.expose_value = False
+    return made
+
+
+def takes_on(command: str) -> bool:
+    return any(key == command or key.startswith(f"{command}_") for key in FORWARDED)
+
+
+def misplaced(command: str, *, is_group: bool, hint: str) -> UsageError:
+    """Return the error for `--on` after `paceline COMMAND`, which does not have it."""
+    if is_group and (not command or takes_on(command)):
+        return UsageError(
+            "--on goes after the command and its subcommand.",
+            hint="Type, for example: paceline ps --on CLUSTER",
+        )
+    return UsageError(
+        f"--on does not apply to `paceline {command}`, which works on this machine.",
+        hint="Use `paceline submit --on CLUSTER`." if command == "run" else hint,
+    )
+
+
+def point_to_cluster(problem: NoSlurm, command: str) -> NoSlurm:
+    """Return the error with a hint how to reach a cluster, whose login node has Slurm."""
+    if on := os.environ.get(env.ON_CLUSTER):
+        hint = (
+            f"If /etc/profile on {on} does not set up Slurm, load it in [profiles.{quote(on)}],"
+            ' for example with setup = "module load slurm".'
+        )
+        return NoSlurm(problem.message, hint=hint)
+    if not takes_on(command):
+        return problem
+    from paceline.spec.clusters import suggest_clusters
+
+    hint = suggest_clusters("jobs") or (
+        "From a laptop, write the login node of your cluster into paceline.toml:\n"
+        '    [profiles.alps]\n    host = "login.example.org"\n'
+        f"  and type: paceline {command} --on alps ..."
+    )
+    otherwise = f"Otherwise, {problem.hint[:1].lower()}{problem.hint[1:]}" if problem.hint else ""
+    return NoSlurm(problem.message, hint=f"{hint}\n  {otherwise}".rstrip(), earlier=problem.earlier)
 
 
 def forward_if_asked(
@@ -116,10 +150,6 @@ def forward_if_asked(
     """Raise `Forwarded` if `--on` or a default names a cluster."""
     if key_of(command) in ONLY_TYPED and not values.get("on"):
         return
-    if sum(word.partition("=")[0] == "--on" for word in typed) > 1:
-        raise UsageError(
-            "--on is given twice.", hint="Name one cluster, or several as in --on alps,cedar."
-        )
     names = _chosen(values.get("on"), values.get("config"))
     if names and values.get("on") and values.get("local") and key_of(command) == "sweep":
         name = console.printable(names[0])
@@ -177,13 +207,11 @@ def _chosen(on: str | None, config: str | None) -> list[str]:
         or ProjectFile.find(Path.cwd(), Path(config) if config else None).default
     )
     names = [each for each in (name or "").split(",") if each and each != HERE]
-    return [] if on is None and names and _is_slurm_machine() else names
+    if on is None and names:
+        from paceline.slurm.commands import configured
 
-
-def _is_slurm_machine() -> bool:
-    from paceline.slurm.commands import configured
-
-    return configured()
+        return [] if configured() else names
+    return names
 
 
 def without_option(
@@ -244,7 +272,12 @@ def forward(asked: Forwarded) -> int:
 
     if len(asked.names) > 1 or asked.names[0] == ALL:
         return forward_to_each(asked, forward)
-    _require_full_path(asked)
+    script = str(asked.values.get("script_only") or "/")
+    if not script.startswith("/"):  # nobody looks into the copy of the project there
+        raise UsageError(
+            f"{script} would be written on {asked.names[0]}, not here.",
+            hint=f"Give it a full path on the cluster, e.g. /scratch/me/{Path(script).name}",
+        )
     race.remind()
     connection, command = make_request(asked, find_project(asked))
     does_not = ("dry_run", "script_only")
@@ -310,13 +343,20 @@ def forward_to_each(asked: Forwarded, carry_out: Callable[[Forwarded], int]) -> 
     return worst
 
 
-def _require_full_path(asked: Forwarded) -> None:
-    """Raise an error for a file that would be written into the copy of the project over there, where nobody looks."""
-    for key, default in OUTPUTS.get(asked.key, {}).items():
-        value = asked.values.get(key) or default
-        if value and not str(value).startswith("/"):
-            raise UsageError(
-                f"{value} would be written on {asked.names[0]}, not here.",
-                hint="Give it a full path on the cluster, e.g. /scratch/me/"
-                + Path(str(value)).name,
-            )
+def ask(asked: Forwarded, line: list[str]) -> tuple[Connection, Mapping[str, Any]]:
+    """Run a command on the cluster that `--on` names; return its answer. Raises what it complains of."""
+    connection, answer = call(Forwarded(asked.names, asked.key, line, asked.values))
+    if answer.code == 0:
+        try:
+            return connection, parse_object(answer.output)
+        except ValueError:
+            raise connection.unclear() from None
+    raise read_error(answer.errors, answer.code, asked.names[0])
+
+
+def read_error(errors: str, code: int, cluster: str) -> PacelineError:
+    """Return the error that a command printed."""
+    _, _, text = errors.rpartition("paceline: error: ")
+    message, *hints = text.strip().splitlines() or [f"The command ended with exit code {code}."]
+    kind = UsageError if code == USAGE_EXIT else EnvironmentProblem
+    return kind(f"{cluster}: {message}", hint=" ".join(each.strip() for each in hints))

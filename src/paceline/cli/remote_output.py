@@ -6,9 +6,8 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from paceline.cli import console
-from paceline.cli.on_cluster import on_cluster
-from paceline.cli.on_cluster.on_cluster import Forwarded
+from paceline.cli import console, on_cluster
+from paceline.cli.on_cluster import Forwarded
 from paceline.contract.output_file import open_output
 from paceline.errors import UsageError
 

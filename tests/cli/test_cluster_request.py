@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cli import dispatch
-from paceline.cli.on_cluster import cluster_request
+from paceline.cli import cluster_request, dispatch
 from paceline.errors import UsageError
 from paceline.ssh import remote_command
 from paceline.ssh.connection import Connection

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from paceline import __main__, cli
-from paceline.cli import runs
+from paceline.cli import log_printer, runs
 from paceline.cli.commands import cancel, logs, show, submit
-from paceline.cli.views import log_printer
 from paceline.cli.wrapped_text import wrap_command, wrap_text
 from paceline.contract.quote import command_line
 from paceline.contract.run_folder import RunFolder

@@ -26,7 +26,7 @@ from paceline.spec.option import RESOURCES
 from paceline.ssh.race import Race, unfinished
 
 if TYPE_CHECKING:
-    from paceline.cli.on_cluster.on_cluster import Forwarded
+    from paceline.cli.on_cluster import Forwarded
 
 PAUSE = 10.0  # seconds between two looks at the clusters
 PATIENCE = 60.0  # seconds for an answer
@@ -55,8 +55,8 @@ Row = Mapping[str, Any]
 
 def start(asked: Forwarded) -> int:
     """Submit to several clusters, and keep the first that starts."""
-    from paceline.cli.on_cluster.cluster_request import make_request
-    from paceline.cli.on_cluster.on_cluster import Forwarded, cluster_names, find_project
+    from paceline.cli.cluster_request import make_request
+    from paceline.cli.on_cluster import Forwarded, cluster_names, find_project
     from paceline.ssh.remote_command import capture
 
     names = list(dict.fromkeys(cluster_names(asked)))
@@ -159,8 +159,8 @@ def _look(race: Race) -> dict[str, Row | None]:
 
 
 def _ask(race: Race, name: str, line: list[str]) -> bytes:
-    from paceline.cli.on_cluster.cluster_request import make_request
-    from paceline.cli.on_cluster.on_cluster import Forwarded, find_project
+    from paceline.cli.cluster_request import make_request
+    from paceline.cli.on_cluster import Forwarded, find_project
     from paceline.ssh.remote_command import capture
 
     asked = Forwarded([name], line[0], line, {"config": race.config})

@@ -1,1 +1,0 @@
-"""What single commands print: rows, facts, log lines and progress."""
