@@ -105,7 +105,6 @@ def flags_written_in(module: Any) -> list[str]:
             "env build --local --no-wait",
             "--no-wait cannot be combined with --local: it applies to a build in a job",
         ),
-        ("submit --first-timeout 5m train.py", "--first-timeout needs --first"),
         ("run --here train.py", "--here needs --resume"),
         ("sync 1a2b --all", "--all cannot be combined with a run (1a2b)"),
         ("logs --batch --timestamps", "no ranks, attempts or times"),
