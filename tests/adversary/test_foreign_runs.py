@@ -20,7 +20,8 @@ from paceline.contract.sweep.folder import Search
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.launch.resume import Typed, find_earlier_run
 from paceline.launch.run_folder import find_run
-from paceline.spec import Program, load_job
+from paceline.spec.job import Program
+from paceline.spec.load import load_job
 from paceline.sweep.folder import SweepWriter
 from tests.adversary.second_user import STRANGER
 

@@ -22,7 +22,8 @@ from paceline.launch.actions import cancel_run
 from paceline.launch.environment.activation import environment_file
 from paceline.launch.secrets.declared import Secrets
 from paceline.slurm.job_states import JobState
-from paceline.spec import Program, load_job
+from paceline.spec.job import Program
+from paceline.spec.load import load_job
 from paceline.sweep.folder import SweepWriter
 from paceline.sweep.points import new_trials, read_list
 from tests.launch.plan.slurm.test_stop_and_requeue import DONE, FAILED, STOPPED, TASK, TASK_3, Bench

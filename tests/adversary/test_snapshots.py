@@ -13,7 +13,8 @@ from paceline.contract.run_path import RunPath
 from paceline.launch.code_snapshot import Snapshot, list_code
 from paceline.launch.secrets.file_names import is_secret
 from paceline.launch.submission import fill_folder
-from paceline.spec import Program, load_job
+from paceline.spec.job import Program
+from paceline.spec.load import load_job
 from paceline.staging.working_directory import WorkingDirectory
 from tests.adversary.second_user import (
     OWNER,

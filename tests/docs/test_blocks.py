@@ -19,8 +19,7 @@ import tomllib
 from paceline.cli.parser import make_app
 from paceline.launch.secrets.secrets import parse_dotenv
 from paceline.spec.load import read_file
-from paceline.spec.settings import Tables
-from paceline.spec.site import Site
+from paceline.spec.settings import Site, Tables
 from paceline.spec.sweep import load_sweep
 from tests.docs.commands import ELSEWHERE, is_executed, split
 from tests.docs.fragments import TESTED_ELSEWHERE, fragment_of

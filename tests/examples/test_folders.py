@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.spec import Program, load_job
+from paceline.spec.job import Program
+from paceline.spec.load import load_job
 from tests.examples.ranks import EXAMPLES
 
 FOLDERS = sorted(path.parent for path in EXAMPLES.glob("*/paceline.toml"))

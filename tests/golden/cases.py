@@ -9,7 +9,9 @@ from typing import Any
 from paceline.contract.run_path import RunPath
 from paceline.launch.plan.slurm import SlurmPlan, plan_slurm
 from paceline.slurm.array_script import Trials
-from paceline.spec import Flag, Program, load_job
+from paceline.spec.job import Program
+from paceline.spec.load import load_job
+from paceline.spec.typed_flags import Flag
 
 HERE = Path(__file__).parent
 RUN_PATH = RunPath(Path("/scratch/ann"), "vision", "base", "20260102-030405-abcd")

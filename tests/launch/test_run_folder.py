@@ -18,7 +18,8 @@ from paceline.launch import run_folder as folders
 from paceline.launch.machine import usable_gpus
 from paceline.launch.run_half_zip import stored_run_half, write_run_half
 from paceline.launch.submission import list_project, path_in_run
-from paceline.spec import Job, Program, load_job
+from paceline.spec.job import Job, Program
+from paceline.spec.load import load_job
 
 
 def job_in(folder: Path, text: str = "") -> Job:

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import SpecError
-from paceline.spec import Flag, Job, Program, load_job
-from paceline.spec.load import ClusterProfile, parse_param, parse_value
+from paceline.spec.job import Job, Program
+from paceline.spec.load import ClusterProfile, load_job, parse_param, parse_value
 from paceline.spec.option import NAME_OR_PATH, PATH
 from paceline.spec.settings import options_of
-from paceline.spec.typed_flags import read_flags
+from paceline.spec.typed_flags import Flag, read_flags
 
 SCRIPT = Program("train.py")
 

@@ -11,8 +11,10 @@ import pytest
 from paceline.errors import SpecError
 from paceline.launch.checks.machine import inspect_site
 from paceline.launch.plan.launch_spec import data_settings
-from paceline.spec import Flag, Job, Program, load_job, site
-from paceline.spec.load import reload_job
+from paceline.spec import site
+from paceline.spec.job import Job, Program
+from paceline.spec.load import load_job, reload_job
+from paceline.spec.typed_flags import Flag
 from paceline.watch.scheduler import poll_interval
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root's file counts")

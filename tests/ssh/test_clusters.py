@@ -11,8 +11,9 @@ from paceline import cli
 from paceline.cli.commands import login
 from paceline.contract.env import ON_CLUSTER
 from paceline.errors import SpecError, UsageError
-from paceline.spec import Program, load_job
 from paceline.spec.clusters import ProjectFile, find_cluster, user_file
+from paceline.spec.job import Program
+from paceline.spec.load import load_job
 from paceline.spec.typed_flags import Flag
 
 

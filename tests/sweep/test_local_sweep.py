@@ -18,7 +18,9 @@ import pytest
 
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.launch.plan.local import Machine
-from paceline.spec import Flag, Program, load_job
+from paceline.spec.job import Program
+from paceline.spec.load import load_job
+from paceline.spec.typed_flags import Flag
 from paceline.sweep.local_sweep import slots, with_ranks
 
 Completed = subprocess.CompletedProcess[str]

@@ -27,8 +27,8 @@ from paceline.spec.settings import TABLE, options_of
 if TYPE_CHECKING:
     from paceline.cli.on_cluster import Forwarded
     from paceline.launch.secrets.declared import Secrets
-    from paceline.spec import Job
     from paceline.spec.clusters import Cluster, ProjectFile
+    from paceline.spec.job import Job
     from paceline.ssh.code import Parcel
     from paceline.ssh.connection import Connection
     from paceline.ssh.remote_command import RemoteCommand
@@ -113,7 +113,7 @@ def _works_in_project(asked: Forwarded, job: Job) -> bool:
 def _load(asked: Forwarded, cluster: Cluster) -> Job:
     """Load the job as far as this machine is concerned: which code and which secrets it has."""
     from paceline.cli.typer_options import Settings, find_program, this_cluster
-    from paceline.spec import Program
+    from paceline.spec.job import Program
     from paceline.spec.typed_flags import read_flags
 
     values, cwd = asked.values, Path.cwd()

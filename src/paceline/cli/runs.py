@@ -18,7 +18,8 @@ from paceline.contract.sweep.folder import SweepFolder
 from paceline.contract.typed_command import to_type
 from paceline.errors import UsageError
 from paceline.launch import run_folder as folders
-from paceline.spec import Program, load_job
+from paceline.spec.job import Program
+from paceline.spec.load import load_job
 from paceline.watch import origin
 
 LAST = "last"  # the newest

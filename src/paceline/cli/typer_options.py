@@ -19,7 +19,7 @@ from paceline.spec.settings import options_of
 from paceline.spec.typed_flags import Flag, read_flags
 
 if TYPE_CHECKING:
-    from paceline.spec import Job, Program
+    from paceline.spec.job import Job, Program
     from paceline.spec.load import ClusterProfile as ClusterProfileChoice
 
 Command = Callable[..., int]

@@ -14,7 +14,8 @@ from paceline.contract.run_path import requeues_itself
 from paceline.contract.typed_command import to_type
 from paceline.errors import UsageError
 from paceline.slurm import commands as slurm
-from paceline.spec import Program, load_job
+from paceline.spec.job import Program
+from paceline.spec.load import load_job
 
 CANCEL, STOP, REQUEUE = "cancel", "stop", "requeue"  # as the views of runs name them
 

@@ -11,7 +11,7 @@ from paceline.launch.machine import detect_machine, interpreter
 from paceline.launch.plan.local import LocalPlan, plan_local
 from paceline.launch.run_folder import open_run_folder
 from paceline.launch.submission import LOCAL, EarlierRun, Submission, fill_folder
-from paceline.spec import Job
+from paceline.spec.job import Job
 
 
 class LocalRun(Submission):

@@ -16,8 +16,8 @@ import paceline
 from paceline.contract.gpus import visible_devices
 from paceline.errors import EnvironmentProblem, PacelineError, SpecError, UsageError
 from paceline.launch.plan.local import Machine
-from paceline.spec import Job
 from paceline.spec.home_path import expand_home
+from paceline.spec.job import Job
 
 
 def detect_machine(environ: Mapping[str, str]) -> Machine:

@@ -21,9 +21,10 @@ from paceline.errors import EnvironmentProblem, UsageError
 from paceline.launch.claims import require_not_running
 from paceline.launch.run_folder import find_own_run, resolve_scratch
 from paceline.launch.submission import LOCAL, SLURM, EarlierRun
-from paceline.spec import Flag, Job, Program, load_job
-from paceline.spec.load import reload_job
+from paceline.spec.job import Job, Program
+from paceline.spec.load import load_job, reload_job
 from paceline.spec.settings import Tables
+from paceline.spec.typed_flags import Flag
 
 # Settings of a local run that are not about this machine: a job keeps them.
 _PORTABLE = ("params", "runtime", "checkpoint", "tracking", "resume", "notify")

@@ -29,8 +29,8 @@ from paceline.contract.run_path import (
 )
 from paceline.contract.typed_command import cluster, to_type
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
-from paceline.spec import Job
 from paceline.spec.home_path import expand_home
+from paceline.spec.job import Job
 
 DEFAULT_SCRATCH = "runs"
 BEFORE = ".before"  # in a run folder while it is changed: the files as they were

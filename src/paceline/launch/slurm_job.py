@@ -37,7 +37,7 @@ from paceline.slurm.batch_script import shell_library
 from paceline.slurm.job_states import ENDED
 from paceline.slurm.limits import explain_rejection
 from paceline.slurm.partitions import Partition, fair_cpus, find_partitions, select_partitions
-from paceline.spec import Job
+from paceline.spec.job import Job
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from paceline.launch.plan.launch_spec import launch_spec_text, run_record
 from paceline.launch.run_folder import new_run_path
 from paceline.launch.run_half_zip import write_run_half
 from paceline.launch.secrets.secrets import read_secrets, secret_files
-from paceline.spec import Job
+from paceline.spec.job import Job
 from paceline.staging.working_directory import WorkingDirectory
 
 LOCAL, SLURM = "local", "slurm"

@@ -14,7 +14,7 @@ from paceline.contract.quote import quote
 from paceline.errors import SpecError
 from paceline.slurm.batch_script import Script, ScriptPlan, launch_lines, source_library
 from paceline.slurm.sbatch_directives import Directive, TaskCounts, file_pattern, render
-from paceline.spec import Job
+from paceline.spec.job import Job
 from paceline.spec.quantities import slurm_size
 
 

@@ -10,9 +10,9 @@ from paceline.errors import ClusterError, PacelineError
 from paceline.slurm.commands import error_text
 from paceline.slurm.partitions import Partition, select_partitions
 from paceline.slurm.sbatch import BatchJob, test_only
-from paceline.spec import Job
+from paceline.spec.job import Job
 from paceline.spec.quantities import show_seconds, slurm_size
-from paceline.spec.validation_errors import nearest
+from paceline.spec.settings import nearest
 
 
 def check_limits(job: Job, plan: BatchJob, partitions: Sequence[Partition]) -> list[Finding]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from paceline.contract.redaction import redact_text
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import SpecError
-from paceline.spec import Job
+from paceline.spec.job import Job
 from paceline.spec.option import RESOURCES
 from paceline.spec.quantities import slurm_size, slurm_time
 from paceline.spec.settings import TABLE

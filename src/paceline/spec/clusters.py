@@ -15,8 +15,7 @@ from paceline.contract.quote import quote
 from paceline.contract.typed_command import cluster as shown_cluster
 from paceline.errors import PacelineError, SpecError, UsageError
 from paceline.spec.load import find_file, profile_name, read_file, repository_root, take_access
-from paceline.spec.settings import ACCESS_KEYS, Tables
-from paceline.spec.validation_errors import nearest, show
+from paceline.spec.settings import ACCESS_KEYS, Tables, nearest, show
 
 _EXAMPLE = "login.example.org"
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\]-]*")

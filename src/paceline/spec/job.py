@@ -10,8 +10,7 @@ from typing import Any
 from paceline.errors import SpecError
 from paceline.spec.job_tables import Environment, Launch, Project, Resources
 from paceline.spec.quantities import show_seconds
-from paceline.spec.settings import Tables
-from paceline.spec.site import Site
+from paceline.spec.settings import Site, Tables
 from paceline.spec.training_tables import Checkpoint, Data, Notify, Resume, Runtime, Tracking
 
 MIN_GRACE = 60  # Slurm acts on time limits every 30 s, and ranks need time to save

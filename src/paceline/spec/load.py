@@ -25,10 +25,18 @@ from paceline.contract.files.sent_code import is_sent, laptop_path
 from paceline.errors import SpecError
 from paceline.spec.job import Job, Program, check_consistency
 from paceline.spec.option import BIND, FOLDER, PROGRAM
-from paceline.spec.settings import ACCESS_KEYS, TABLE, Tables
-from paceline.spec.site import RECORDED, SITE_FILE, Site, find_site, lower_to_limits
+from paceline.spec.settings import (
+    ACCESS_KEYS,
+    TABLE,
+    Site,
+    Tables,
+    explain,
+    explain_flag,
+    nearest,
+    show,
+)
+from paceline.spec.site import RECORDED, SITE_FILE, find_site, lower_to_limits
 from paceline.spec.typed_flags import Flag, absolute_paths, from_folder
-from paceline.spec.validation_errors import explain, explain_flag, nearest, show
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -13,13 +13,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from paceline.errors import SpecError
-from paceline.spec.quantities import show_seconds, slurm_size
-from paceline.spec.settings import Tables
-from paceline.spec.validation_errors import explain
-from paceline.spec.values import Count, Line, Mebibytes, Seconds, Table
+from paceline.spec.quantities import show_seconds
+from paceline.spec.settings import Site, Tables, explain
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,48 +30,6 @@ SITE_FILE = Path("/etc/paceline/site.toml")
 # what a run had when it was submitted, perhaps before there was a limit
 RECORDED = "the run's settings"
 _OURS = "Your administrators maintain this file."
-
-
-class Defaults(Table):
-    """For jobs that do not say otherwise."""
-
-    partition: Line | None = None
-    account: Line | None = None
-
-
-class Limits(Table):
-    """What no file and no flag of a user can exceed."""
-
-    requeues_per_day: Count | None = None
-    keep_data: Seconds | None = None
-    stage_size: Mebibytes | None = None  # per node
-    poll_interval: Seconds | None = None  # at least
-
-
-class Site(Table):
-    """What a site sets; nothing if it has no file."""
-
-    defaults: Defaults = Field(default_factory=Defaults.model_construct)
-    limits: Limits = Field(default_factory=Limits.model_construct)
-
-    def describe(self) -> str:
-        """Return what the site sets in one line; empty if it sets nothing."""
-        limits = self.limits
-        parts = [f"default {key} {value}" for key, value in self.defaults if value is not None]
-        if limits.requeues_per_day:
-            parts.append(f"at most {limits.requeues_per_day} requeues a day")
-        if limits.keep_data is not None:
-            parts.append(f"staged data kept for {show_seconds(limits.keep_data)}")
-        if limits.stage_size:
-            parts.append(f"at most {slurm_size(limits.stage_size)} staged per node")
-        if limits.poll_interval:
-            parts.append(f"Slurm asked every {show_seconds(limits.poll_interval)}")
-        return ", ".join(parts)
-
-    def values(self) -> dict[str, Any]:
-        """Return the site's defaults as tables of paceline.toml."""
-        values = {key: value for key, value in self.defaults if value is not None}
-        return {"job": values} if values else {}
 
 
 def find_site() -> Site:

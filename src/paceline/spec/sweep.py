@@ -16,10 +16,9 @@ from pydantic import ValidationError
 from paceline.contract.redaction import holds_secret
 from paceline.errors import SpecError
 from paceline.spec.load import read_file
-from paceline.spec.settings import Tables
+from paceline.spec.settings import Tables, explain, explain_flag, nearest, show
 from paceline.spec.training_tables import SweepTable
 from paceline.spec.typed_flags import Flag
-from paceline.spec.validation_errors import explain, explain_flag, nearest, show
 
 RANGES = ("grid", "uniform", "log_uniform", "integer")
 MODIFIERS = ("step", "log", "when")  # keys that may accompany a range

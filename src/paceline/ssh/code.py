@@ -24,7 +24,7 @@ from paceline.errors import EnvironmentProblem, SpecError
 from paceline.launch.code_snapshot import CodeTooLarge, identify_code, list_code, takes_output
 from paceline.launch.run_folder import resolve_scratch
 from paceline.launch.secrets.secrets import secret_files
-from paceline.spec import Job
+from paceline.spec.job import Job
 from paceline.ssh.connection import SSH_FAILED, Connection, word
 from paceline.ssh.installation import CACHE
 

@@ -22,7 +22,7 @@ from paceline.launch.claims import claim_run
 from paceline.launch.machine import detect_machine, interpreter
 from paceline.launch.plan.local import LocalPlan, Machine, plan_local
 from paceline.launch.secrets.secrets import read_secrets
-from paceline.spec import Job
+from paceline.spec.job import Job
 from paceline.sweep.folder import mark_starter
 from paceline.sweep.points import describe_point
 from paceline.sweep.settings import SweepSettings

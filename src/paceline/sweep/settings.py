@@ -10,10 +10,11 @@ from typing import Any
 
 from paceline.contract.sweep.folder import Search
 from paceline.errors import SpecError, UsageError
-from paceline.spec import Flag, Job, Program, load_job
-from paceline.spec.load import ClusterProfile, find_file, repository_root
+from paceline.spec.job import Job, Program
+from paceline.spec.load import ClusterProfile, find_file, load_job, repository_root
 from paceline.spec.sweep import SweepFile, check_metric, in_order, load_sweep, with_flags
 from paceline.spec.training_tables import SweepTable
+from paceline.spec.typed_flags import Flag
 from paceline.spec.wandb_sweep import SUFFIXES, WandbFile
 from paceline.sweep.points import PointRequest, choose_seeds, read_list, request_points
 from paceline.sweep.wandb import (

@@ -24,7 +24,7 @@ from paceline.errors import EnvironmentProblem, UsageError
 from paceline.launch import run_folder as folders
 from paceline.launch.secrets.secrets import read_secrets
 from paceline.launch.submission import fill_folder, path_in_run
-from paceline.spec import Job
+from paceline.spec.job import Job
 from paceline.sweep.folder import SweepWriter
 from paceline.sweep.points import describe_point, new_trials
 from paceline.sweep.settings import TPE_PARALLEL, SweepSettings

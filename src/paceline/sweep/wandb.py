@@ -20,10 +20,11 @@ from pydantic import ValidationError
 
 from paceline.contract import wandb_server
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
-from paceline.spec import Flag, Job
+from paceline.spec.job import Job
+from paceline.spec.settings import explain
 from paceline.spec.sweep import SweepFile, with_flags
 from paceline.spec.training_tables import SweepTable
-from paceline.spec.validation_errors import explain
+from paceline.spec.typed_flags import Flag
 from paceline.spec.wandb_sweep import WandbFile, load_wandb_file
 
 KEY, ADDRESS = "WANDB_API_KEY", "WANDB_BASE_URL"

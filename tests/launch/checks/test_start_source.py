@@ -14,7 +14,9 @@ from paceline.errors import UsageError
 from paceline.launch.checks.start_source import resolve_start
 from paceline.launch.plan.launch_spec import runtime_settings
 from paceline.runtime.checkpoint import CheckpointManager
-from paceline.spec import Flag, Program, load_job
+from paceline.spec.job import Program
+from paceline.spec.load import load_job
+from paceline.spec.typed_flags import Flag
 
 
 def resolve(

@@ -13,7 +13,9 @@ import pytest
 
 from paceline.contract.run_path import RunPath
 from paceline.launch.plan.slurm import SlurmPlan, plan_slurm
-from paceline.spec import Flag, Job, Program, load_job
+from paceline.spec.job import Job, Program
+from paceline.spec.load import load_job
+from paceline.spec.typed_flags import Flag
 
 LMOD = Path("/usr/share/lmod/lmod")
 

@@ -20,7 +20,9 @@ from paceline.contract.run_path import RunPath, new_run_id
 from paceline.errors import SpecError, UsageError
 from paceline.launch.plan.launch_spec import launch_spec_text, run_record
 from paceline.launch.plan.local import LocalPlan, Machine, plan_local
-from paceline.spec import Flag, Program, load_job
+from paceline.spec.job import Program
+from paceline.spec.load import load_job
+from paceline.spec.typed_flags import Flag
 
 LAPTOP = Machine(cores=8, gpus=0)
 SERVER = Machine(cores=64, gpus=4)

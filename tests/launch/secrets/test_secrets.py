@@ -12,7 +12,9 @@ import pytest
 from paceline.errors import PacelineError, SpecError
 from paceline.launch.secrets.declared import FROM_SHELL, Secrets, choose_secrets
 from paceline.launch.secrets.secrets import parse_dotenv, read_secrets
-from paceline.spec import Flag, Job, Program, load_job
+from paceline.spec.job import Job, Program
+from paceline.spec.load import load_job
+from paceline.spec.typed_flags import Flag
 
 HUSH = "hush-4c1d"
 Write = Callable[..., Path]

@@ -28,7 +28,8 @@ from paceline.slurm.job_states import JobState
 from paceline.slurm.limits import check_limits
 from paceline.slurm.partitions import NodeKind, Partition, find_partitions
 from paceline.slurm.sbatch_directives import Directive, count_tasks
-from paceline.spec import Program, load_job
+from paceline.spec.job import Program
+from paceline.spec.load import load_job
 from tests.golden.cases import plan
 
 

@@ -19,7 +19,9 @@ from paceline.runtime.step_boundary import stop_consensus
 from paceline.runtime.training.checksum import BUCKET, Checksum
 from paceline.runtime.training.fsdp import FSDPModel
 from paceline.runtime.training.replica_check import find_difference
-from paceline.spec import Flag, Program, load_job
+from paceline.spec.job import Program
+from paceline.spec.load import load_job
+from paceline.spec.typed_flags import Flag
 from tests.forked_ranks import Ranks
 from tests.runtime.models import Net, data, net
 from tests.runtime.training.test_wrap import quiet

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import EnvironmentProblem, UsageError
-from paceline.spec import Program, load_job
+from paceline.spec.job import Program
+from paceline.spec.load import load_job
 from paceline.tools.new import project as new_project
 from paceline.tools.new.catalogue import FILES, TEMPLATES
 from paceline.tools.new.project import COMMON, check_name, create_project, find_template

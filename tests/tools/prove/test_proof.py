@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import RunError
-from paceline.spec import Program
+from paceline.spec.job import Program
 from paceline.tools.prove.cases import plan_cases, plan_scaled
 from paceline.tools.prove.evidence import SampleComparison
 from paceline.tools.prove.local_runner import Script

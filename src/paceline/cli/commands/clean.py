@@ -29,7 +29,8 @@ from paceline.launch.run_folder import resolve_scratch
 from paceline.slurm import squeue_and_sacct
 from paceline.slurm.job_states import LIVE, UNKNOWN, WAITING
 from paceline.slurm.node_command import run_on_node
-from paceline.spec import Program, load_job
+from paceline.spec.job import Program
+from paceline.spec.load import load_job
 from paceline.spec.quantities import show_seconds
 from paceline.staging.cleanup import find_leftovers
 from paceline.staging.request import StagingRequest, choose_base

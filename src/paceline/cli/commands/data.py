@@ -16,7 +16,9 @@ from paceline.contract.files.size import show_size
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.launch.checks.data import staging_request
 from paceline.launch.run_folder import resolve_scratch
-from paceline.spec import Flag, Program, load_job
+from paceline.spec.job import Program
+from paceline.spec.load import load_job
+from paceline.spec.typed_flags import Flag
 from paceline.staging.copy import Progress, Transfer
 from paceline.staging.packs import Packs
 from paceline.staging.stager import ScannedItem, scan_items

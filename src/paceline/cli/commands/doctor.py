@@ -15,7 +15,7 @@ from paceline.cli.console import print_json
 from paceline.contract.findings import GOOD, NOTE, PROBLEM, WARNING, Finding, worst
 from paceline.errors import PacelineError
 from paceline.launch.run_folder import find_run, resolve_scratch
-from paceline.spec import Program
+from paceline.spec.job import Program
 from paceline.spec.option import LAUNCH, PROJECT, RESOURCES
 
 if TYPE_CHECKING:

@@ -26,10 +26,11 @@ from paceline.launch.environment.build_script import DEFAULT_CPUS, BuildResource
 from paceline.launch.environment.store import EnvironmentInputs, StoredEnvironment
 from paceline.slurm import commands as slurm
 from paceline.slurm.partitions import find_partitions, select_partitions
-from paceline.spec import Flag, Job, Program, load_job
-from paceline.spec.load import FILE, validate_flag
+from paceline.spec.job import Job, Program
+from paceline.spec.load import FILE, load_job, validate_flag
 from paceline.spec.option import PATH
 from paceline.spec.quantities import show_seconds
+from paceline.spec.typed_flags import Flag
 from paceline.watch.scheduler import query_states
 
 app = typer.Typer(

@@ -15,7 +15,7 @@ from paceline.errors import UsageError
 from paceline.spec.option import OUTPUT
 
 if TYPE_CHECKING:
-    from paceline.spec import Job, Program
+    from paceline.spec.job import Job, Program
     from paceline.spec.typed_flags import Flag
     from paceline.tools.prove.cases import Case
     from paceline.tools.prove.comparison import Comparison

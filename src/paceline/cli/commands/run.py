@@ -30,7 +30,7 @@ from paceline.spec.typed_flags import Flag
 if TYPE_CHECKING:
     from paceline.contract.run_folder import RunFolder
     from paceline.launch.local_run import LocalRun
-    from paceline.spec import Job
+    from paceline.spec.job import Job
 
 # What was typed for these has an effect only in a session.
 SESSION_KEYS = ("runtime.max_steps", "runtime.seed", "runtime.precision", "checkpoint.every_steps")
@@ -108,7 +108,7 @@ def _find_run(
         return LocalRun(settings.load(program, cwd=cwd, here=True))
     from paceline.launch.resume import Typed, find_earlier_run
     from paceline.launch.submission import LOCAL
-    from paceline.spec import Program
+    from paceline.spec.job import Program
 
     typed = Typed(settings.flags, settings.params, settings.config, settings.profile)
     named = settings.find_program(args, is_module=is_module, cwd=cwd) if args else None

@@ -25,8 +25,9 @@ from paceline.launch.slurm_job import SlurmJob
 from paceline.slurm import commands as slurm
 from paceline.slurm import squeue_and_sacct
 from paceline.slurm.submission_environment import submission_environment
-from paceline.spec import Flag, Program
+from paceline.spec.job import Program
 from paceline.spec.option import PROJECT, RESOURCES
+from paceline.spec.typed_flags import Flag
 from paceline.watch.records import read_record
 
 

@@ -185,7 +185,7 @@ def _find_job(
         return SlurmJob(settings.load(found, cwd=cwd), after=after)
     from paceline.launch.resume import Typed, find_earlier_run
     from paceline.launch.submission import SLURM
-    from paceline.spec import Program
+    from paceline.spec.job import Program
 
     typed = Typed(settings.flags, settings.params, settings.config, settings.profile)
     named = settings.find_program(args, is_module=is_module, cwd=cwd) if args else None

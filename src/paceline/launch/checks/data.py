@@ -9,7 +9,7 @@ from paceline.contract.findings import GOOD, PROBLEM, Finding
 from paceline.contract.run_path import RunPath
 from paceline.errors import PacelineError
 from paceline.launch.plan.launch_spec import data_settings
-from paceline.spec import Job
+from paceline.spec.job import Job
 from paceline.staging.request import StagingRequest, check_sources, make_request
 
 

@@ -13,12 +13,12 @@ from paceline.contract.run_folder import NO_SCONTROL, USED_BY_JOBS
 from paceline.launch.checks.access import describe_closed, find_closed, hint_for, nearest_existing
 from paceline.launch.checks.data import check_data
 from paceline.launch.checks.program import check_program
-from paceline.launch.checks.quota import MOUNTS, check_quota, mount_of
+from paceline.launch.checks.quota import MOUNTS, check_quota, file_system
 from paceline.launch.environment.store import check_built
 from paceline.launch.plan.slurm import SlurmPlan
 from paceline.slurm.limits import check_limits, check_with_slurm
 from paceline.slurm.partitions import Partition
-from paceline.spec import Job
+from paceline.spec.job import Job
 
 LITTLE_SPACE, NO_SPACE = 2 * 2**30, 64 * 2**20
 
@@ -134,8 +134,3 @@ def check_python_path(job: Job, plan: SlurmPlan, mounts: Path = MOUNTS) -> list[
     host = socket.gethostname().split(".")[0]
     text = f"{python} is on a local disk of {host} ({kinds[0]}), which the nodes may not see."
     return [Finding("python", WARNING, text, "Build one on a shared disk: paceline env build")]
-
-
-def file_system(path: Path, mounts: Path = MOUNTS) -> str:
-    """Return the type of the file system that a path is on; empty if unknown."""
-    return mount_of(path, mounts).kind

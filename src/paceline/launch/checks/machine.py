@@ -15,7 +15,7 @@ from paceline.contract.env import POLL_INTERVAL
 from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.errors import ClusterError, NotConfigured
 from paceline.launch.checks.access import nearest_existing
-from paceline.launch.checks.job import file_system
+from paceline.launch.checks.quota import file_system
 from paceline.launch.machine import detect_machine
 from paceline.slurm import commands as slurm
 from paceline.slurm.partitions import Partition, query_partitions

@@ -20,7 +20,7 @@ from paceline.launch.checks.access import describe_closed, find_closed, hint_for
 from paceline.launch.environment.container import NO_ENGINE, image_path, is_fetched
 from paceline.launch.environment.probe import MODULE_COMMAND, ProbeResult, module_hint, probe_python
 from paceline.launch.plan.slurm import SlurmPlan
-from paceline.spec import Job
+from paceline.spec.job import Job
 
 # Runs on the job's own interpreter. Imports that a script guards (in a try, a function, an if) are
 # not checked.

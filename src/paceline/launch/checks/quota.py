@@ -49,6 +49,11 @@ def mount_of(path: Path, mounts: Path = MOUNTS) -> Mount:
     return best
 
 
+def file_system(path: Path, mounts: Path = MOUNTS) -> str:
+    """Return the type of the file system that a path is on; empty if unknown."""
+    return mount_of(path, mounts).kind
+
+
 @dataclass(frozen=True)
 class Usage:
     """One quota: whose it is, what it counts (bytes or files), and how much is used. A limit of 0

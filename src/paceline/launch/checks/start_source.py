@@ -15,8 +15,8 @@ from paceline.contract.checkpoint.safetensors import read_header
 from paceline.contract.checkpoint.weights_folder import find_weight_files
 from paceline.errors import CheckpointError, UsageError
 from paceline.launch import run_folder as folders
-from paceline.spec import Job
 from paceline.spec.home_path import expand_home
+from paceline.spec.job import Job
 
 PICKLE = b"\x80\x02"  # how files of torch.save begin that are not zip files
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.contract.framework_presets import describe_contract
 from paceline.contract.script_text import find_preset, opens_session, read_sources
-from paceline.spec import Job
+from paceline.spec.job import Job
 
 
 def describe_stop(job: Job) -> str:

@@ -39,7 +39,7 @@ from paceline.slurm import squeue_and_sacct
 from paceline.slurm.job_states import LIVE, WAITING, JobState
 from paceline.slurm.sbatch import run_sbatch
 from paceline.slurm.submission_environment import submission_environment
-from paceline.spec import Job
+from paceline.spec.job import Job
 
 OLD_BUILD = 7 * 86400  # seconds after which a build counts as over
 FIRST = re.compile(r"torch(?![\w.-])", re.IGNORECASE)  # installed before the other packages

@@ -18,7 +18,7 @@ from paceline.contract.redaction import has_password
 from paceline.errors import SpecError
 from paceline.launch.environment.container import engines
 from paceline.slurm.sbatch_directives import Directive, file_pattern, render, require_plain_path
-from paceline.spec import Job
+from paceline.spec.job import Job
 from paceline.spec.quantities import slurm_size, slurm_time
 
 MARKER = "paceline-built.json"  # in the folder of an environment, written last

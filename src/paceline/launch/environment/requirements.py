@@ -16,8 +16,8 @@ from pathlib import Path
 from paceline.contract.files.sent_code import laptop_path
 from paceline.contract.typed_command import cluster, to_type
 from paceline.errors import SpecError
-from paceline.spec import Job
 from paceline.spec.home_path import expand_home
+from paceline.spec.job import Job
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -27,8 +27,8 @@ from paceline.launch.environment.probe import module_lines, probe
 from paceline.launch.environment.requirements import Requirements, read_requirements
 from paceline.launch.run_folder import resolve_scratch
 from paceline.slurm.submission_environment import submission_environment
-from paceline.spec import Job
 from paceline.spec.home_path import expand_home
+from paceline.spec.job import Job
 
 STORE = ".environments"
 _FORMAT = 1  # another way to build is another environment

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact, redact_args, redact_text, redact_values
 from paceline.contract.run_path import RunPath
-from paceline.spec import Job
+from paceline.spec.job import Job
 
 # The runtime's settings, and the keys that set them.
 RUNTIME_KEYS = {

@@ -24,7 +24,7 @@ from paceline.launch.secrets.declared import (
     note_missing,
     plain_variables,
 )
-from paceline.spec import Job
+from paceline.spec.job import Job
 from paceline.spec.settings import Tables
 
 DEFAULT_RANKS = 2  # without GPUs: the fewest that show what distributed code does

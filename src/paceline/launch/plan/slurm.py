@@ -27,7 +27,7 @@ from paceline.slurm.batch_script import EnvironmentSection, ScriptPlan, job_scri
 from paceline.slurm.sbatch import BatchJob
 from paceline.slurm.sbatch_directives import TaskCounts, count_tasks, directives, require_plain_path
 from paceline.slurm.submission_environment import submission_environment
-from paceline.spec import Job
+from paceline.spec.job import Job
 
 DEFAULT_ATTEMPTS = 3
 

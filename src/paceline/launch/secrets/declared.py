@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from paceline.contract import env
 from paceline.contract.redaction import REDACTED, redact
 from paceline.errors import SpecError
-from paceline.spec import Job
+from paceline.spec.job import Job
 
 FROM_SHELL = "your environment"
 

@@ -15,7 +15,7 @@ from paceline.contract.findings import GOOD, PROBLEM, Finding
 from paceline.contract.quote import quote
 from paceline.errors import EnvironmentProblem, PacelineError, SpecError
 from paceline.launch.secrets.declared import FROM_SHELL, Secrets, choose_secrets, received_secrets
-from paceline.spec import Job
+from paceline.spec.job import Job
 
 WANDB_KEY = "WANDB_API_KEY"
 WANDB_BASE_URL = "WANDB_BASE_URL"

@@ -14,7 +14,8 @@ from paceline.errors import EnvironmentProblem, LaunchError
 from paceline.launch.agents import ParallelRuns
 from paceline.launch.local_run import LocalRun
 from paceline.launch.run_folder import RunFolderProblem
-from paceline.spec import Flag, Job, Program
+from paceline.spec.job import Job, Program
+from paceline.spec.typed_flags import Flag
 from paceline.tools.inspect.samples import Samples, read_samples
 from paceline.watch.failure import describe_failure
 

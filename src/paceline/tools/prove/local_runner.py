@@ -25,7 +25,7 @@ from paceline.launch.local_run import LocalRun
 from paceline.launch.plan.local import LocalPlan
 from paceline.launch.resume import read_launch_spec
 from paceline.launch.submission import EarlierRun
-from paceline.spec import Job, Program
+from paceline.spec.job import Job, Program
 from paceline.spec.typed_flags import Flag
 from paceline.tools.prove.cases import Case
 from paceline.tools.prove.records import CaseRecords, read_logged, read_ranks

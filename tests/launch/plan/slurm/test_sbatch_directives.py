@@ -12,7 +12,8 @@ from paceline.contract.run_folder import RunFolder
 from paceline.errors import PacelineError
 from paceline.slurm.sbatch_directives import Directive, count_tasks, directives
 from paceline.slurm.submission_environment import submission_environment
-from paceline.spec import Program, load_job
+from paceline.spec.job import Program
+from paceline.spec.load import load_job
 from tests.golden.cases import ENVIRON, plan
 
 # style -> tasks per node, cores per task, for 2 nodes x 4 GPUs with 8 cores each
