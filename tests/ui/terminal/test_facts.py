@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from paceline.ui.terminal.facts import attempts, facts, heading, plot
+from paceline.ui.terminal.facts import facts, heading, plot
 from paceline.ui.terminal.screens import help_text
 from paceline.watch.curves import Curve
 from paceline.watch.details import (
@@ -16,6 +16,7 @@ from paceline.watch.details import (
     RankDetails,
     RunDetails,
 )
+from paceline.watch.goodput import SHARES
 from tests.ui.terminal.test_rows import RUN
 
 GB = 2**30
@@ -46,7 +47,7 @@ DETAILS = RunDetails(
     failure=None,
     timeline=[],
     goodput=GoodputDetails(
-        {"queued": 10.0, "training": 80.0, "lost": 10.0, "saving": 0.0},
+        {**dict.fromkeys(SHARES, 0.0), "queued": 10.0, "training": 80.0, "lost": 10.0},
         100.0,
         {"training": {"data": 5.0}},
         1,
@@ -78,10 +79,11 @@ def test_everything_fits_into_a_narrow_pane() -> None:
         "training 80%",
         "queued 10%",
         "lost 10%",
-        "(5% waiting for data)",
+        "(waiting for data",
         "node1",
-        "8.0/256 GB",
-        "97% of 8",
+        "CPU",
+        "memory",
+        "8 GPUs",
     ):
         assert part in text, part
     for mark in ("█ training", "░ queued", "x lost"):  # not by colours alone
@@ -165,15 +167,9 @@ def test_the_help_fits_24_rows_of_80_columns() -> None:
 
 def test_attempts_say_how_they_ended() -> None:
     made = [
-        AttemptDetails(number, "6-0", None, None, verdict, None)
-        for number, verdict in ((1, "stopped"), (2, ""))
+        AttemptDetails(1, "6-0", 1.0, 61.0, "stopped", None),
+        AttemptDetails(2, "6-0", 70.0, None, "", None),
     ]
-    assert attempts(made, is_over=False).plain.split() == [
-        "attempts",
-        "1",
-        "stopped",
-        "2",
-        "under",
-        "way",
-    ]
-    assert attempts(made, is_over=True).plain.endswith("2 no verdict")
+    text = facts(replace(DETAILS, attempts=made), 80, whole=True).plain
+    assert "attempts 1 stopped after 60 s" in text
+    assert "\n         2 runs" in text

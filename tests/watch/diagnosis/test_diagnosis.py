@@ -311,13 +311,7 @@ FAULTS: dict[str, tuple[Plant, str, str, str, str]] = {
         "is ib9",
         "has no interface ib9",
     ),
-    "the loopback": (
-        wrong_interface("lo"),
-        "interface",
-        PROBLEM,
-        "is lo",
-        "does not lead to other nodes",
-    ),
+    "the loopback": (wrong_interface("lo"), "interface", PROBLEM, "is lo", "but the way to"),
     "another NCCL": (other_version, "versions", PROBLEM, "NCCL on node2", "node2: NCCL 2.21.5"),
     "a slow loader": (slow_loader, "data", WARNING, "The data loader is slow:", "70% of the time"),
     "a slow loader on one node": (

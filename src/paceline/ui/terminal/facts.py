@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from rich.text import Text
 
 from paceline.contract.verdict import DONE
 from paceline.ui.terminal.columns import duration, status_style
-from paceline.ui.terminal.plots import bar, divide_width, line_plot, short_number
-from paceline.ui.terminal.run_view import glyph
-from paceline.ui.terminal.text import gigabytes, level, plain
+from paceline.ui.terminal.plots import bar, line_plot, short_number
+from paceline.ui.terminal.run_view import Line, describe_attempt, describe_node, goodput_lines
+from paceline.ui.terminal.text import plain
 from paceline.watch import origin
 from paceline.watch.curves import Curve
-from paceline.watch.details import (
-    AttemptDetails,
-    Failure,
-    GoodputDetails,
-    NodeDetails,
-    RankDetails,
-    RunDetails,
-)
+from paceline.watch.details import Failure, NodeDetails, RankDetails, RunDetails
 from paceline.watch.overview import Overview
 from paceline.watch.reasons import BY_YOU
 
@@ -31,18 +24,6 @@ LABEL = 9  # columns of the names at the left
 MAX_FOLDS = 20  # of a line that is too long
 TRACEBACK_LINES = 12
 MIN_BAR = 5
-# What counts is green, what was wasted red. Without colours, characters tell them apart.
-SHARE_COLOURS = {
-    "training": "green",
-    "running": "green",
-    "compute": "green",
-    "saving": "cyan",
-    "starting": "yellow",
-    "queued": "bright_black",
-    "lost": "red",
-    "idle": "magenta",
-    "data": "yellow",
-}
 MAX_NODES = 16  # shown unless the user wants all
 MAX_NAMED = 4  # ranks that are named because something is wrong with them
 SILENT = 60.0  # seconds without a heartbeat
@@ -62,7 +43,8 @@ FRAME = 3  # lines of a plot besides the curve: title, axis, steps
 def facts(details: RunDetails, width: int, *, whole: bool = False) -> Text:
     """Return the facts of a run. `whole` leaves nothing out."""
     run = details.overview
-    parts = [progress(run, width), goodput(details.goodput, run.goodput, width)]
+    shares = goodput_lines(details.goodput, width=width - LABEL, unicode=True)
+    parts = [progress(run, width), labelled(shares)]
     if run.trial is not None and not whole:  # its settings include them
         parts.insert(0, parameters(details.config))
     parts.append(nodes(details.nodes, width, whole=whole))
@@ -71,7 +53,11 @@ def facts(details: RunDetails, width: int, *, whole: bool = False) -> Text:
     failed = failure(details.failure, whole=whole)
     parts = [failed, *parts] if run.is_over and run.status != DONE else [*parts, failed]
     if whole:
-        parts += [attempts(details.attempts, is_over=run.is_over), settings(details, width)]
+        tries = [
+            ("" if position else "attempts", Text(f"{each.number} {describe_attempt(each)}"))
+            for position, each in enumerate(details.attempts)
+        ]
+        parts += [labelled(tries), settings(details, width)]
     lines = [line for part in parts if part.plain for line in part.split("\n")]
     return Text("\n").join(folded for line in lines for folded in fold(line, width))
 
@@ -131,30 +117,6 @@ def _step(run: Overview, width: int) -> Text:
     ).append(text)
 
 
-def goodput(found: GoodputDetails, share: float | None, width: int) -> Text:
-    """Return a bar of where the time went, and the largest parts in words. `share` is that of steps that count."""
-    known = {name: value for name, value in found.seconds.items() if value > 0}
-    total = sum(known.values())
-    if total <= 0:
-        return Text()
-    text = f" {f'{share:.0%} of ' if share is not None else ''}{duration(total)}"
-    room = max(10, width - LABEL - len(text))
-    line = label("goodput", "")
-    for name, columns in divide_width(known, room).items():
-        line.append(glyph(name) * columns, SHARE_COLOURS.get(name, "white"))
-    line.append(text)
-    legend = label("", "")
-    for name, value in sorted(known.items(), key=lambda item: -item[1]):
-        if value / total >= 0.01:
-            legend.append(glyph(name), SHARE_COLOURS.get(name, "white"))
-            # not to be cut in between
-            legend.append(f"\u00a0{plain(name)}\u00a0{value / total:.0%}  ")
-    data = found.parts.get("training", {}).get("data", 0.0)
-    if data / total >= 0.01:
-        legend.append(f"({data / total:.0%} waiting for data)")
-    return Text("\n").join([line, legend])
-
-
 def parameters(config: Mapping[str, object]) -> Text:
     """Return what the trial was given, in one line."""
     text = "  ".join(f"{plain(name)} = {plain(value)}" for name, value in config.items())
@@ -176,17 +138,6 @@ def failure(failed: Failure | None, *, whole: bool) -> Text:
     return Text("\n").join(lines)
 
 
-def attempts(found: Sequence[AttemptDetails], *, is_over: bool) -> Text:
-    lines: list[Text] = []
-    for each in found:
-        reason = each.reason if each.failure is None else each.failure.text
-        why = f": {plain(reason)}" if reason else ""
-        now = "no verdict" if is_over or each is not found[-1] else "under way"
-        text = f"{each.number} {plain(each.verdict) or now}{why}"
-        lines.append(label("attempts" if not lines else "", text))
-    return Text("\n").join(lines)
-
-
 def settings(details: RunDetails, width: int) -> Text:
     lines = [label("command", plain(details.command))] if details.command else []
     lines += [
@@ -200,55 +151,18 @@ def settings(details: RunDetails, width: int) -> Text:
 
 
 def nodes(found: Sequence[NodeDetails], width: int, *, whole: bool) -> Text:
+    """Return a line of bars for each node, by its newest sample."""
     shown = found if whole else found[:MAX_NODES]
-    lines = [line for node in shown for line in _node(node, width)]
+    lines: list[Line] = []
+    for node in shown:
+        newest = [sample for sample in node.samples if "error" not in sample][-1:]
+        host = node.host.partition(".")[0]
+        now = replace(node, host=host, samples=newest)
+        bars = describe_node(now, width=width - LABEL, unicode=True)
+        lines.append((f"node {node.node}", bars))
     if len(found) > len(shown):
-        lines.append(
-            label("", f"and {len(found) - len(shown)} more nodes: press enter to see them")
-        )
-    return Text("\n").join(lines)
-
-
-def _node(node: NodeDetails, width: int) -> list[Text]:
-    samples = [sample for sample in node.samples if "error" not in sample]
-    sample = samples[-1] if samples else {}
-    size = max(5, min(20, (width - LABEL - 24) // 2))
-    line = label(node.host.partition(".")[0], "")
-    if (cpu := _number(sample.get("cpu"))) is not None:
-        line.append("cpu ").append(bar(cpu / 100, size), "cyan").append(f" {cpu:3.0f}%")
-    memory = _number(sample.get("memory"))
-    if memory is not None and node.memory:
-        line.append(f"  mem {gigabytes(memory)}/{gigabytes(node.memory)} GB")
-    gpus = sample.get("gpus")
-    listed = [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
-    return [line, *_gpus(listed, node.gpus, size)]
-
-
-def _gpus(
-    gpus: Sequence[Mapping[str, Any]], known: Sequence[Mapping[str, Any]], size: int
-) -> list[Text]:
-    if len(gpus) > 2:
-        busy = [_number(gpu.get("busy")) or 0.0 for gpu in gpus]
-        line = label("", "gpu ")
-        for each in busy:
-            line.append(level(each / 100), _load(each))
-        mean = sum(busy) / len(busy)
-        return [line.append(f" {mean:3.0f}% of {len(busy)}").append(_gpu_memory(gpus, known))]
-    lines = []
-    for number, gpu in enumerate(gpus):
-        each = _number(gpu.get("busy")) or 0.0
-        line = label("", "gpu ").append(bar(each / 100, size), _load(each)).append(f" {each:3.0f}%")
-        lines.append(line.append(_gpu_memory([gpu], known[number : number + 1])))
-    return lines
-
-
-def _gpu_memory(gpus: Sequence[Mapping[str, Any]], known: Sequence[Mapping[str, Any]]) -> str:
-    used = [value for gpu in gpus if (value := _number(gpu.get("memory"))) is not None]
-    totals = [value for gpu in known if (value := _number(gpu.get("memory"))) is not None]
-    if not used or not totals:
-        return ""
-    name = plain(known[0].get("name", "")).removeprefix("NVIDIA ")
-    return f"  mem {gigabytes(max(used))}/{gigabytes(totals[0])} GB  {name}".rstrip()
+        lines.append(("", Text(f"and {len(found) - len(shown)} more: press enter to see them")))
+    return labelled(lines)
 
 
 def ranks(found: Sequence[RankDetails], width: int, *, whole: bool) -> Text:
@@ -300,23 +214,6 @@ def _rank(rank: RankDetails) -> Text:
     )
 
 
-def _number(value: object) -> float | None:
-    # not NaN either
-    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e18 else None
-
-
-def _load(percent: float) -> str:
-    return (
-        "green"
-        if percent >= 70
-        else "yellow"
-        if percent >= 30
-        else "red"
-        if percent >= 5
-        else "dim"
-    )
-
-
 def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{short_number(round(value * 1000, 1))} ms"
 
@@ -347,6 +244,15 @@ def label(name: str, text: str, style: str = "") -> Text:
     """Return a line with a name at its left. Longer lines are wrapped by the pane."""
     shown = plain(name)[: LABEL - 1]
     return Text.assemble((shown.ljust(LABEL), "dim"), (text, style))
+
+
+def labelled(lines: Iterable[Line]) -> Text:
+    """Return lines of `run_view` with their labels."""
+    return Text("\n").join(
+        Text.assemble(label(name if number == 0 else "", ""), piece)
+        for name, text in lines
+        for number, piece in enumerate(text.split("\n"))
+    )
 
 
 def fold(line: Text, width: int) -> list[Text]:

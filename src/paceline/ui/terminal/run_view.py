@@ -99,7 +99,7 @@ def curve_lines(curves: Sequence[Curve], *, first: str, width: int, unicode: boo
 def node_lines(details: RunDetails, *, width: int, unicode: bool) -> list[Line]:
     """Return a line of bars for each node, over its newest samples."""
     lines = [
-        (f"node {node.node}", _node(node, width=width, unicode=unicode))
+        (f"node {node.node}", describe_node(node, width=width, unicode=unicode))
         for node in details.nodes[:MAX_NODES]
         if node.samples
     ]
@@ -112,7 +112,8 @@ def node_lines(details: RunDetails, *, width: int, unicode: bool) -> list[Line]:
     return lines
 
 
-def _node(node: NodeDetails, *, width: int, unicode: bool) -> Text:
+def describe_node(node: NodeDetails, *, width: int, unicode: bool) -> Text:
+    """Return bars of what a node uses, as the mean of its samples."""
     shares: list[tuple[str, float | None]] = [
         ("CPU", _mean(node.samples, "cpu", 100.0)),
         ("memory", _mean(node.samples, "memory", node.memory)),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
 
-LEVELS = "▁▂▃▄▅▆▇█"
 # Escape sequences with their parameters, which would be left over as text.
 _ESCAPE = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
@@ -30,14 +28,3 @@ def plain(text: object) -> str:
     """Return foreign text as one line that cannot act on a terminal, also without escape sequences."""
     line = _ESCAPE.sub("", str(text)[: 4 * MAX_TEXT]).expandtabs(4).replace("\n", " ")[:MAX_TEXT]
     return "".join(each if each.isprintable() else "\ufffd" for each in line)
-
-
-def level(share: float) -> str:
-    """Return a vertical bar of one character."""
-    if not math.isfinite(share):
-        return " "
-    return LEVELS[min(len(LEVELS) - 1, max(0, int(share * (len(LEVELS) - 0.8))))]
-
-
-def gigabytes(size: float) -> str:
-    return f"{size / 2**30:.0f}" if size >= 10 * 2**30 else f"{size / 2**30:.1f}"

@@ -37,12 +37,12 @@ SIGKILL = -9
 def check_failure(evidence: Evidence) -> list[Finding]:
     """Repeat the run's own error, where nothing else explains it."""
     record, failure = evidence.record, evidence.failure
-    if record.status in (DONE, STOPPED, "cancelled") or evidence.is_live:
+    if record.status in (DONE, STOPPED, "cancelled") or not record.is_over:
         return []
     lines = describe_failure(evidence.folder)
     if not lines and (reason := record.requeue_problem):
         lines = [f"The run was not requeued: {reason}."]
-    if not lines and record.is_over:
+    if not lines:
         tail = [line.strip() for line in evidence.batch_log.splitlines() if line.strip()]
         return [
             Finding(
@@ -54,8 +54,6 @@ def check_failure(evidence: Evidence) -> list[Finding]:
                 docs=f"{DOCS}#it-died",
             )
         ]
-    if not lines:
-        return []
     facts = [f"at {failure['where']}"] if failure.get("where") else []
     facts += [failure["log"]] if failure.get("log") else []
     text, advice = _split_advice(lines[0], str(failure.get("type", "")))
@@ -157,13 +155,14 @@ CONSEQUENCES: tuple[Check, ...] = (check_flight_recorder, check_hang, check_fail
 
 def diagnose(evidence: Evidence) -> list[Finding]:
     """Return what is wrong, problems first, and what was checked and is fine."""
-    found = _queued(evidence)
-    for check in CAUSES:
-        found += check(evidence)
+    found = [each for check in CAUSES for each in check(evidence)]
+    record = evidence.record
+    if record.status in ("queued", "held"):
+        why = record.detail or "Slurm has not said why"
+        found.append(Finding("queue", GOOD, f"the job is {record.status}: {why}"))
     if not any(each.level == PROBLEM for each in found):
         found += check_answers(evidence)
-    for check in PACE:
-        found += check(evidence)
+    found += [each for check in PACE for each in check(evidence)]
     for check in CONSEQUENCES:
         explained = any(each.level == PROBLEM for each in found)
         found += [each for each in check(evidence) if each.level != PROBLEM or not explained]
@@ -173,16 +172,3 @@ def diagnose(evidence: Evidence) -> list[Finding]:
     bad = {each.about for each in found if each.level != GOOD}
     found = [each for each in found if each.level != GOOD or each.about not in bad]
     return sorted(found, key=lambda each: order.get(each.level, 1))
-
-
-def _queued(evidence: Evidence) -> list[Finding]:
-    record = evidence.record
-    if record.status in ("queued", "held"):
-        return [
-            Finding(
-                "queue",
-                GOOD,
-                f"the job is {record.status}: {record.detail or 'Slurm has not said why'}",
-            )
-        ]
-    return []

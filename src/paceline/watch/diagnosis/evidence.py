@@ -139,27 +139,17 @@ class Motion:
 
 
 def read_motion(answers: Sequence[NodeAnswer]) -> Motion:
-    def ranks(key: str) -> frozenset[int]:
+    def listed(key: str) -> list[Any]:
         lists: list[Any] = [each.answer.get(key) for each in answers]
-        return frozenset(
-            rank
-            for each in lists
-            if isinstance(each, list)
-            for rank in each
-            if isinstance(rank, int)
-        )
+        return [entry for each in lists if isinstance(each, list) for entry in each]
 
-    rows = [
-        row
-        for each in answers
-        if isinstance(each.answer.get("ranks"), list)
-        for row in each.answer["ranks"]
-    ]
-    present = frozenset(
-        row[0] for row in rows if isinstance(row, list) and row and isinstance(row[0], int)
-    )
+    first = [row[0] for row in listed("ranks") if isinstance(row, list) and row]
+    keys = ("dumped", "changed", "busy", "awake", "foreign")
     return Motion(
-        present, *(ranks(key) for key in ("dumped", "changed", "busy", "awake", "foreign"))
+        *(
+            frozenset(rank for rank in ranks if isinstance(rank, int))
+            for ranks in (first, *map(listed, keys))
+        )
     )
 
 
@@ -246,7 +236,7 @@ def read_evidence(
     rank = failure.get("rank")
     usage = [newest_samples(use) for use in read_node_usage(folder)]
     lists = [str(agent.node.get("nodelist") or "") for agent in agents.values()]
-    listed = next(filter(None, lists), "") or (record.state.nodes if record.state else "")
+    listed = next(filter(None, lists), record.state.nodes if record.state else "")
     saves = [each for each in record.events if each["event"] in ("saved", "save_failed")]
     errors = [each for each in saves if each["event"] == "save_failed"]
     return Evidence(
@@ -285,10 +275,8 @@ def _read_agents(folder: RunFolder) -> dict[int, AgentEvidence]:
     """Return the agents of the newest job start, each with its events since it has arrived."""
     found: dict[int, list[Event]] = {}
     for path in folder.events.glob("agent-*.jsonl"):
-        index, events = (
-            path.stem.removeprefix("agent-"),
-            [_clean(each) for each in read_objects(path)],
-        )
+        index = path.stem.removeprefix("agent-")
+        events = [_clean(each) for each in read_objects(path)]
         starts = [number for number, each in enumerate(events) if each.get("event") == "node"]
         if index.isdigit() and starts:
             found[int(index)] = events[starts[-1] :]
@@ -302,10 +290,6 @@ def _read_agents(folder: RunFolder) -> dict[int, AgentEvidence]:
         for index, events in sorted(found.items())
         if events[0].get("job_start") == newest
     }
-
-
-def _time(event: Event) -> float:
-    return float(event.get("time", 0))
 
 
 def _clean(line: Event) -> Event:

@@ -31,16 +31,15 @@ def check_arrival(evidence: Evidence) -> list[Finding]:
         text = f"{count} of {count} have joined{where} {_list(hosts.values())}"
         return [Finding("nodes", GOOD, text)]
     missing = [index for index in range(expected) if index not in agents]
-    blocked = [
-        agent for agent in agents.values() if agent.unreachable is not None and not agent.joined
-    ]
-    found = [_absent(evidence, missing)] if missing and not _is_over_with(evidence, blocked) else []
-    return [*found, *(_blocked(agent, evidence) for agent in _one_per_host(blocked))]
-
-
-def _is_over_with(evidence: Evidence, blocked: list[AgentEvidence]) -> bool:
-    """Whether the agents that are missing may have been ended before they could say anything."""
-    return bool(blocked) and evidence.record.is_over
+    blocked = {
+        agent.host: agent
+        for agent in agents.values()
+        if agent.unreachable is not None and not agent.joined
+    }
+    # once the run is over, others may have been ended before they could say anything
+    knows_why = bool(blocked) and evidence.record.is_over
+    found = [_absent(evidence, missing)] if missing and not knows_why else []
+    return [*found, *(_blocked(agent, evidence) for agent in blocked.values())]
 
 
 def _absent(evidence: Evidence, missing: list[int]) -> Finding:
@@ -56,8 +55,11 @@ def _absent(evidence: Evidence, missing: list[int]) -> Finding:
         f"{_list(dict.fromkeys(here))} started{since if evidence.is_live else ''}",
         f"events/ has nothing from agent {_list(str(index) for index in missing)}",
     ]
-    if evidence.batch_log and (lines := _mentions(evidence.batch_log, hosts)):
-        facts.append(f"slurm.log: {lines[-1]}")
+    facts += [
+        f"slurm.log: {line.strip()[:200]}"
+        for line in evidence.batch_log.splitlines()
+        if "error" in line and any(host in line for host in hosts)
+    ][-1:]
     return Finding(
         "nodes",
         PROBLEM,
@@ -68,18 +70,6 @@ def _absent(evidence: Evidence, missing: list[int]) -> Finding:
         evidence=tuple(facts),
         docs=f"{DOCS}#a-node-has-not-joined",
     )
-
-
-def _mentions(text: str, hosts: Iterable[str]) -> list[str]:
-    return [
-        line.strip()[:200]
-        for line in text.splitlines()
-        if any(host in line for host in hosts) and "error" in line
-    ]
-
-
-def _one_per_host(agents: list[AgentEvidence]) -> list[AgentEvidence]:
-    return list({agent.host: agent for agent in agents}.values())
 
 
 def _blocked(agent: AgentEvidence, evidence: Evidence) -> Finding:
@@ -130,16 +120,13 @@ def check_answers(evidence: Evidence) -> list[Finding]:
     """Name the nodes of a live run that do not answer, although others do."""
     silent = {each.host: each.problem for each in evidence.answers if each.problem}
     answered = [each.host for each in evidence.answers if not each.problem]
+    if not evidence.answers:
+        return []
     if not silent:
-        return (
-            [Finding("answers", GOOD, f"from {_list(answered)}, next to the ranks")]
-            if answered
-            else []
-        )
+        return [Finding("answers", GOOD, f"from {_list(answered)}, next to the ranks")]
     if not answered:
-        return [
-            Finding("answers", GOOD, f"no node could be asked: {next(iter(silent.values()))[:200]}")
-        ]
+        why = next(iter(silent.values()))[:200]
+        return [Finding("answers", GOOD, f"no node could be asked: {why}")]
     hosts = _list(silent)
     return [
         Finding(
@@ -271,24 +258,15 @@ def check_interfaces(evidence: Evidence) -> list[Finding]:
     if not agents:
         return []
     by_host = {agent.host: agent for agent in agents}
-    failed = is_communication_failure(evidence)
+    said = (evidence.failure.get(key, "") for key in ("message", "traceback", "last_line"))
+    failed = any(COMMUNICATION.search(str(text)) for text in said)
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        wrong = {
-            host: reason
-            for host, agent in by_host.items()
-            if (reason := _reason(agent, variable, failed))
-        }
+        reasons = {host: _reason(agent, variable, failed) for host, agent in by_host.items()}
+        wrong = {host: reason for host, reason in reasons.items() if reason}
         if wrong:
             return [_finding(variable, wrong, by_host)]
     used = ", ".join(f"{host} {_effective(agent)}" for host, agent in list(by_host.items())[:8])
     return [Finding("interface", GOOD, f"the ranks use {used}")]
-
-
-def is_communication_failure(evidence: Evidence) -> bool:
-    return any(
-        COMMUNICATION.search(str(evidence.failure.get(key, "")))
-        for key in ("message", "traceback", "last_line")
-    )
 
 
 def _reason(agent: AgentEvidence, variable: str, failed: bool) -> str:
@@ -302,32 +280,19 @@ def _reason(agent: AgentEvidence, variable: str, failed: bool) -> str:
     have = ", ".join(f"{name} {address}" for name, address in known.items())
     if not names:
         return f"{agent.host} has no interface {chosen}, only {have}"
-    if route is None or route in names:
+    is_suspect = failed or all(_VIRTUAL.match(name) for name in names)
+    if route is None or route in names or not is_suspect:
         return ""
-    if all(_VIRTUAL.match(name) for name in names):
-        return (
-            f"{agent.host}: {names[0]} does not lead to other nodes; the way to "
-            f"{network.get('peer')} is {route}"
-        )
-    if failed:
-        return (
-            f"{agent.host}: {names[0]} has {known[names[0]]}, but the way to "
-            f"{network.get('peer')} is {route}"
-        )
-    return ""
+    way = f"the way to {network.get('peer')} is {route}"
+    return f"{agent.host}: {names[0]} has {known[names[0]]}, but {way}"
 
 
 def _matches(name: str, chosen: str) -> bool:
     """Whether a list such as `=eth0` (exactly), `eth` (a prefix) or `ib0,ib1` includes an
     interface.
     """
-    for each in chosen.split(","):
-        wanted = each.strip().partition(":")[0]
-        if name == wanted.removeprefix("=") or (
-            not wanted.startswith("=") and wanted and name.startswith(wanted)
-        ):
-            return True
-    return False
+    listed = [each.strip().partition(":")[0] for each in chosen.split(",")]
+    return f"={name}" in listed or name.startswith(tuple(filter(None, listed)))
 
 
 def _finding(variable: str, wrong: dict[str, str], by_host: dict[str, AgentEvidence]) -> Finding:

@@ -51,17 +51,13 @@ def check_memory(evidence: Evidence) -> list[Finding]:
     """
     kind, message = _exception(evidence)
     if kind == "OutOfMemoryError" or (kind in _CARRIERS and _GPU_MEMORY.search(message)):
-        facts = [
-            f"{name_failure(evidence.failure)}: {_first_line(message) or kind}",
-            *_where(evidence),
-        ]
         return [
             Finding(
                 "GPU memory",
                 PROBLEM,
                 "A GPU ran out of memory.",
                 WAYS_OUT,
-                tuple(facts),
+                tuple(_said(evidence)),
                 f"{DOCS}#out-of-memory",
             )
         ]
@@ -131,22 +127,21 @@ def _refused(evidence: Evidence, asked: str | None) -> Finding:
         if number
         else ""
     )
-    facts = [
-        f"{name_failure(evidence.failure)}: {failure_text(evidence.failure)}",
-        *_where(evidence),
-    ]
     return Finding(
         "memory",
         PROBLEM,
         f"The system refused a memory allocation{size} on the node. No process was killed.",
         f"Check the sizes at that line. If they are right: {_ways_out(evidence)}",
-        tuple(facts + _limits(evidence)),
+        (*_said(evidence), *_limits(evidence)),
         f"{DOCS}#out-of-memory",
     )
 
 
-def _where(evidence: Evidence) -> list[str]:
-    return [f"at {evidence.failure['where']}"] if evidence.failure.get("where") else []
+def _said(evidence: Evidence) -> list[str]:
+    """Return what failed, and where in the script."""
+    failure = evidence.failure
+    where = [f"at {failure['where']}"] if failure.get("where") else []
+    return [f"{name_failure(failure)}: {failure_text(failure)}", *where]
 
 
 def _ways_out(evidence: Evidence) -> str:
@@ -167,10 +162,6 @@ def _limits(evidence: Evidence) -> list[str]:
         if isinstance(limit, int) and peak is not None:
             found.append(f"{use.host}: peak {peak / 2**30:.1f} of {limit / 2**30:.1f} GB")
     return found
-
-
-def _first_line(text: str) -> str:
-    return next(iter(text.strip().splitlines()), "")[:300]
 
 
 _DISK = re.compile(
@@ -238,25 +229,21 @@ def _level(evidence: Evidence, *, is_proven: bool) -> str:
     is another cause.
     """
     has_other_error = bool(evidence.failure) and not _DISK.search(_error(evidence))
-    if evidence.record.status == DONE or (
-        is_proven and evidence.has_saved_since and not evidence.failure
-    ):
-        return WARNING
-    return WARNING if has_other_error else PROBLEM
+    is_past = is_proven and evidence.has_saved_since and not evidence.failure
+    is_over_it = evidence.record.status == DONE or is_past or has_other_error
+    return WARNING if is_over_it else PROBLEM
 
 
 def _error(evidence: Evidence) -> str:
     failure = evidence.failure
-    return (
-        f"{failure.get('type', '')}: {failure.get('message', '')}\n{failure.get('last_line', '')}"
-    )
+    return "\n".join(str(failure.get(name, "")) for name in ("message", "last_line"))
 
 
 def _failed_writes(evidence: Evidence) -> list[str]:
     """Return what could not be written."""
     facts = []
     if _DISK.search(_error(evidence)):
-        facts.append(f"{name_failure(evidence.failure)}: {failure_text(evidence.failure)}")
+        facts += _said(evidence)[:1]
     if errors := [
         event for event in evidence.save_errors if _DISK.search(str(event.get("error", "")))
     ]:
@@ -284,9 +271,7 @@ def _little_space(evidence: Evidence, free: int | None) -> list[str]:
 
 def _shared_memory(evidence: Evidence) -> Finding:
     failure = evidence.failure
-    facts = [f"{name_failure(failure)}: {failure_text(failure)}"]
-    facts += [f"at {failure['where']}"] if failure.get("where") else []
-    facts += [
+    facts = [
         f"{agent.host}: {room >> 20} MB free in /dev/shm when the run started"
         for agent in evidence.agents.values()
         if agent.host == failure.get("host") and isinstance(room := agent.node.get("shm_free"), int)
@@ -296,6 +281,6 @@ def _shared_memory(evidence: Evidence) -> Finding:
         PROBLEM,
         "The shared memory (/dev/shm) is full: data-loader workers pass their batches through it.",
         SHARED_MEMORY_FIX,
-        tuple(facts),
+        (*_said(evidence), *facts),
         f"{DOCS}#shared-memory",
     )
