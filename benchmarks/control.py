@@ -21,10 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.contract.hostlist import expand
-from paceline.contract.run_path import RunPath
 from paceline.launch.plan.slurm import SlurmPlan, plan_slurm
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
+from paceline.spec.run_path import RunPath
 from paceline.spec.typed_flags import Flag
 from paceline.tools.sandbox import PLAIN, Sandbox, Settings, missing_packages
 

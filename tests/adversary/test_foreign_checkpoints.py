@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract.checkpoint.marker import FileChecksum, Marker, _table_checksum, read_marker
-from paceline.contract.checkpoint.names import CHECKPOINT_MARKER
-from paceline.contract.checkpoint.safetensors import LENGTH, Piece, make_header, read_header
+from paceline.contract.checkpoint import (
+    CHECKPOINT_MARKER,
+    FileChecksum,
+    Marker,
+    _table_checksum,
+    read_marker,
+)
+from paceline.contract.safetensors import LENGTH, Piece, make_header, read_header
 from paceline.errors import CheckpointError
 from tests.adversary.test_foreign_records import VALUES, hostile, obstruct
 

@@ -14,17 +14,11 @@ import pytest
 
 from paceline.agent.sweep_trial import main as trial_main
 from paceline.cli.commands import ps, show, sweep_show
-from paceline.contract.files.foreign_records import (
-    keep_valid,
-    make,
-    parse,
-    read_bounded,
-    read_objects,
-)
 from paceline.contract.fitness import Measurement
+from paceline.contract.foreign_records import keep_valid, make, parse, read_bounded, read_objects
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.sweep.folder import SweepFolder
+from paceline.contract.sweep_folder import SweepFolder
 from paceline.errors import PacelineError
 from paceline.launch.resume import read_launch_spec
 from paceline.slurm.commands import read_job_id

@@ -14,14 +14,14 @@ import pytest
 from paceline.cli.commands import cancel, export, logs, shell, show, sweep_cancel, sync
 from paceline.cli.commands.clean import find_ended_secrets
 from paceline.cli.commands.sweep import find_file as find_sweep_file
-from paceline.contract.files.environment_file import SECRETS_MARK
-from paceline.contract.run_path import RunPath
-from paceline.contract.sweep.folder import Search
+from paceline.contract.sweep_folder import Search
 from paceline.errors import EnvironmentProblem, UsageError
+from paceline.launch.environment_file import SECRETS_MARK
 from paceline.launch.resume import Typed, find_earlier_run
 from paceline.launch.run_folder import find_run
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
+from paceline.spec.run_path import RunPath
 from paceline.sweep.folder import SweepWriter
 from tests.adversary.second_user import STRANGER
 

@@ -13,17 +13,17 @@ import pytest
 
 from paceline.agent.sweep_trial import open_trial
 from paceline.cli.commands.clean import find_ended_secrets
-from paceline.contract.files.environment_file import secret_names, without_secrets
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.run_path import RunPath
-from paceline.contract.sweep.folder import Search, SweepFolder
+from paceline.contract.sweep_folder import Search, SweepFolder
 from paceline.launch.actions import cancel_run
 from paceline.launch.environment.activation import environment_file
+from paceline.launch.environment_file import secret_names, without_secrets
 from paceline.launch.secrets.declared import Secrets
 from paceline.slurm.job_states import JobState
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
+from paceline.spec.run_path import RunPath
 from paceline.sweep.folder import SweepWriter
 from paceline.sweep.points import new_trials, read_list
 from tests.launch.plan.slurm.test_stop_and_requeue import DONE, FAILED, STOPPED, TASK, TASK_3, Bench

@@ -11,12 +11,7 @@ import pytest
 
 from paceline.agent.health import heartbeat
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.contract.files.shared_folders import (
-    find_own_folder,
-    make_own_folder,
-    open_own_file,
-    own_folder_name,
-)
+from paceline.contract.files import find_own_folder, make_own_folder, open_own_file, own_folder_name
 from paceline.staging.cache import Lock
 from paceline.staging.cleanup import make_private_folder
 from paceline.tools.sandbox.network import allocation_lock

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_path import RunPath
 from paceline.launch.code_snapshot import Snapshot, list_code
 from paceline.launch.secrets.file_names import is_secret
 from paceline.launch.submission import fill_folder
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
+from paceline.spec.run_path import RunPath
 from paceline.staging.working_directory import WorkingDirectory
 from tests.adversary.second_user import (
     OWNER,

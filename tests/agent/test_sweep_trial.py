@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from paceline.agent.sweep_trial import arguments, close_trial, main, merge_params, open_trial
+from paceline.contract import optuna_study
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.sweep import optuna_study
-from paceline.contract.sweep.folder import NoPoint, Point, Search, SweepFolder
-from paceline.contract.sweep.optuna_study import is_below_median, is_halved
+from paceline.contract.optuna_study import is_below_median, is_halved
+from paceline.contract.sweep_folder import NoPoint, Point, Search, SweepFolder
 from paceline.errors import LaunchError, UsageError
 from paceline.runtime.metrics.report import TrialReporter, report
 from paceline.staging.working_directory import WorkingDirectory

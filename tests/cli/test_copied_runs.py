@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import run_command
-from paceline.contract.typed_command import meant_for, type_again
+from paceline.spec.shell_text import meant_for, type_again
 from paceline.ui.web.app import Answers
 from paceline.watch.origin import NEWS, ClusterCopy, show
 from tests.cluster_copies import copy_of_run, say_state

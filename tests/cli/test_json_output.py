@@ -13,7 +13,7 @@ import pytest
 
 from paceline import cli
 from paceline.cli.console import print_json
-from paceline.contract.files.shared_folders import own_folder_name
+from paceline.contract.files import own_folder_name
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.launch.environment.build_script import MARKER

@@ -16,11 +16,11 @@ from paceline import __main__, cli
 from paceline.cli import log_printer, runs
 from paceline.cli.commands import cancel, logs, show, submit
 from paceline.cli.wrapped_text import wrap_command, wrap_text
-from paceline.contract.quote import command_line
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import JobState
+from paceline.spec.shell_text import command_line
 from paceline.watch import run_follower
 from paceline.watch.log_file import keep_colours
 from paceline.watch.records import read_record

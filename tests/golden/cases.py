@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.run_path import RunPath
 from paceline.launch.plan.slurm import SlurmPlan, plan_slurm
 from paceline.slurm.array_script import Trials
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
+from paceline.spec.run_path import RunPath
 from paceline.spec.typed_flags import Flag
 
 HERE = Path(__file__).parent

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract.run_path import RunPath, list_runs_and_sweeps, new_run_id, run_path_of
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.launch import run_folder as folders
 from paceline.launch.machine import usable_gpus
@@ -20,6 +19,7 @@ from paceline.launch.run_half_zip import stored_run_half, write_run_half
 from paceline.launch.submission import list_project, path_in_run
 from paceline.spec.job import Job, Program
 from paceline.spec.load import load_job
+from paceline.spec.run_path import RunPath, list_runs_and_sweeps, new_run_id, run_path_of
 
 
 def job_in(folder: Path, text: str = "") -> Job:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract.sweep.folder import Point, Search
+from paceline.contract.sweep_folder import Point, Search
 from tests.remote.lab import Lab
 from tests.remote.relay import Relay
 

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from paceline.contract.claims import describe_processes
-from paceline.contract.files.log_times import format_mark
+from paceline.contract.run_folder import format_mark
 from tests.remote.lab import Lab
 from tests.slurm.harness import Cluster
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.sweep.folder import SweepFolder
+from paceline.contract.sweep_folder import SweepFolder
 from paceline.tools.sandbox import PLAIN
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Completed

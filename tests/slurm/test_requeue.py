@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from paceline.contract.run_path import RunPath
 from paceline.slurm.batch_script import shell_library
+from paceline.spec.run_path import RunPath
 from tests.golden.cases import plan
 from tests.slurm.harness import ENDED, Cluster
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract.sweep.folder import SweepFolder
+from paceline.contract.sweep_folder import SweepFolder
 from paceline.tools.sandbox import Settings, missing_packages
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Paceline, project

@@ -31,7 +31,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from paceline.contract.files.shared_folders import own_folder_name
+from paceline.contract.files import own_folder_name
 from paceline.tools.sandbox import NAMESPACES, PLAIN
 from paceline.watch.records import read_records
 from tests.fault_tolerance.runs import Training

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from paceline.contract.files.foreign_records import read_objects
-from paceline.contract.files.shared_folders import own_folder_name
+from paceline.contract.files import own_folder_name
+from paceline.contract.foreign_records import read_objects
 from paceline.contract.hostlist import expand
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED

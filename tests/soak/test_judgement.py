@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from paceline.contract.files.shared_folders import own_folder_name
+from paceline.contract.files import own_folder_name
 from paceline.contract.run_folder import RunFolder
 from paceline.slurm.job_states import JobState
 from paceline.watch.records import Record

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from paceline.contract.checkpoint.marker import FileChecksum, Marker
+from paceline.contract.checkpoint import FileChecksum, Marker
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.ssh.connection import Connection

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract.files import shared_folders
+from paceline.contract import files
 from paceline.staging import collect as collection
 from paceline.staging.cleanup import (
     Owner,
@@ -145,7 +145,7 @@ def test_folders_of_another_user_are_left_alone(
     (linked / theirs.name).symlink_to(theirs)
     assert not remove_leftovers(linked, environ, job_start="l")
     with monkeypatch.context() as patched:
-        patched.setattr(shared_folders, "own_folder_name", lambda: theirs.name)
+        patched.setattr(files, "own_folder_name", lambda: theirs.name)
         patched.setattr(os, "geteuid", lambda: theirs.stat().st_uid + 1)
         assert not remove_leftovers(theirs.parent, environ, job_start="l")
     assert not list(destination.iterdir())

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.contract.files.shared_folders import find_own_folder
+from paceline.contract.files import find_own_folder
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.staging import cache, copy, packs
 from paceline.staging.cache import cached_items

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.sweep.folder import Point, Search, SweepFolder
+from paceline.contract.sweep_folder import Point, Search, SweepFolder
 
 
 def make_sweep(path: Path, points: Iterable[Point], **search: Any) -> SweepFolder:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract.run_path import RunPath
-from paceline.contract.sweep.folder import Point, Search
+from paceline.contract.sweep_folder import Point, Search
 from paceline.errors import SpecError, UsageError
 from paceline.slurm import squeue_and_sacct
 from paceline.slurm.job_states import JobState
+from paceline.spec.run_path import RunPath
 from paceline.sweep.folder import SweepWriter
 from paceline.sweep.slurm_sweep import Submission, plan_chunks
 from tests.sweep.folders import grid, make_sweep

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.contract.sweep.folder import Point, Search
+from paceline.contract.sweep_folder import Point, Search
 from paceline.errors import SpecError
 from paceline.sweep.points import (
     choose_seeds,

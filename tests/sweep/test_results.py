@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from paceline.contract.claims import describe_processes, local_job_start_name
-from paceline.contract.run_path import RunPath
-from paceline.contract.sweep.folder import Point, SweepFolder
+from paceline.contract.sweep_folder import Point, SweepFolder
 from paceline.errors import ClusterError, UsageError
 from paceline.launch.claims import claim_run
 from paceline.slurm import squeue_and_sacct
 from paceline.slurm.job_states import JobState
+from paceline.spec.run_path import RunPath
 from paceline.sweep.folder import STARTER, SweepWriter, mark_starter
 from paceline.sweep.results import Sweep, find_sweep, read_sweep
 from paceline.sweep.rows import rows, sort_by

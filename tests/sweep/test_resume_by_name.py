@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract.sweep.folder import Point, SweepFolder
+from paceline.contract.sweep_folder import Point, SweepFolder
 from tests.sweep.folders import end, grid, make_sweep
 
 pytestmark = pytest.mark.usefixtures("without_torch")

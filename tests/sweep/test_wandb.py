@@ -13,7 +13,7 @@ import pytest
 
 from paceline.agent.sweep_trial import NO_POINT_EXIT, close_trial, main, open_trial
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.sweep.folder import Point, SweepFolder
+from paceline.contract.sweep_folder import Point, SweepFolder
 from paceline.errors import EnvironmentProblem, LaunchError, SpecError, UsageError
 from paceline.spec.wandb_sweep import load_wandb_file
 from paceline.sweep.results import read_sweep

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.agent.workers import output
-from paceline.contract.files.log_times import MARK_SIZE, format_mark, parse_mark, times_path
-from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_folder import MARK_SIZE, RunFolder, format_mark, parse_mark, times_path
 from paceline.watch.log_file import LineSplitter, LogFile, Lookup
 from paceline.watch.run_log import RunLog
 

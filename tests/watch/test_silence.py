@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract.probe_answer import NodeAnswer
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.stacks import NodeAnswer
 from paceline.slurm.job_states import JobState
 from paceline.watch.diagnosis.diagnosis import diagnose
 from paceline.watch.diagnosis.evidence import read_evidence

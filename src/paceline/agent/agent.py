@@ -36,7 +36,7 @@ from paceline.agent.workers.standard_input import StandardInput
 from paceline.agent.workers.started_ranks import Launch
 from paceline.agent.workers.variables.rank_variables import thread_count
 from paceline.agent.workers.zygote.start import THREADS
-from paceline.contract.files.shared_folders import find_own_folder
+from paceline.contract.files import find_own_folder
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import (

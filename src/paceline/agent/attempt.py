@@ -30,7 +30,7 @@ from paceline.agent.workers import fork_safety
 from paceline.agent.workers.output import OutputCapture
 from paceline.agent.workers.started_ranks import Exit, Launch, StartedRanks
 from paceline.contract.claims import find_successor
-from paceline.contract.framework_presets import Preset
+from paceline.contract.frameworks import Preset
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.run_folder import JobStartFolder, RunFolder
 from paceline.contract.verdict import DONE, FAILED

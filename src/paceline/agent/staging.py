@@ -16,7 +16,7 @@ from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.rendezvous.errors import Interrupted
 from paceline.contract import env
 from paceline.contract.claims import claim_number
-from paceline.contract.files.shared_folders import find_own_folder, own_folder_name
+from paceline.contract.files import find_own_folder, own_folder_name
 from paceline.errors import LaunchError, PacelineError
 from paceline.staging import cleanup
 from paceline.staging.copy import Progress, Stopped, Transfer, remove_tree

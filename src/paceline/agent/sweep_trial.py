@@ -20,11 +20,11 @@ from typing import Any
 from paceline.agent.rank_failures import Failure
 from paceline.agent.wandb_point import TrialPython, request_point, tracking_of
 from paceline.contract import env
-from paceline.contract.files.foreign_records import make, read_object, read_objects
+from paceline.contract.foreign_records import make, read_object, read_objects
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact, redact_args, redact_values
 from paceline.contract.run_folder import RunFolder, write_atomically
-from paceline.contract.sweep.folder import (
+from paceline.contract.sweep_folder import (
     DONE,
     FAILED,
     NO_POINT,
@@ -143,7 +143,7 @@ def _point(sweep: SweepFolder, number: int) -> Point:
 
 def _check_pruned(sweep: SweepFolder, point: Point, trial: TrialFolder) -> None:
     """A point that another seed's reports have ended does not start again with this one."""
-    from paceline.contract.sweep.optuna_study import is_point_pruned, seeds_of
+    from paceline.contract.optuna_study import is_point_pruned, seeds_of
 
     seeds = seeds_of(sweep, point.number) if point.seed is not None else []
     if is_point_pruned(seeds):
@@ -164,7 +164,7 @@ def _choose_point(
         answer = request_point(sweep, search.wandb_sweep, point.group, python)
         values, variables = answer["point"], answer["variables"]
     if search.needs_optuna:
-        from paceline.contract.sweep import optuna_study
+        from paceline.contract import optuna_study
 
         values, known = optuna_study.point_of_group(
             sweep, search, point.group, point=values, shared=point.seed is not None
@@ -366,7 +366,7 @@ def close_trial(
     }
     write_atomically(trial.result, json.dumps(result) + "\n")
     if record.get("optuna") is not None:
-        from paceline.contract.sweep import optuna_study
+        from paceline.contract import optuna_study
 
         if (mean := _group_result(sweep, record["group"])) is not None:
             group_state, group_value = mean

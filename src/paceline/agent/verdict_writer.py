@@ -16,7 +16,7 @@ from paceline.agent.health import preflight
 from paceline.agent.rank_failures import Failure, RankExit
 from paceline.agent.workers import fork_safety
 from paceline.contract import env
-from paceline.contract.checkpoint.names import CHECKPOINT_MARKER, checkpoint_step
+from paceline.contract.checkpoint import CHECKPOINT_MARKER, checkpoint_step
 from paceline.contract.claims import find_successor
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.contract.launch_spec import LaunchSpec

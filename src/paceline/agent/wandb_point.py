@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import paceline
-from paceline.contract.sweep.folder import NoPoint, SweepFolder
+from paceline.contract.sweep_folder import NoPoint, SweepFolder
 from paceline.errors import LaunchError
 
 TIMEOUT = 300.0  # seconds for an answer

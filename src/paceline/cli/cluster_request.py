@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 from paceline.cli import console, runs
 from paceline.contract import env
-from paceline.contract.files.foreign_records import read_object
-from paceline.contract.files.size import show_size
-from paceline.contract.files.state_folder import state_folder
-from paceline.contract.quote import quote
+from paceline.contract.files import show_size
+from paceline.contract.foreign_records import read_object
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import SpecError, UsageError
 from paceline.launch.secrets.declared import NO_SECRETS
+from paceline.spec.home_path import state_folder
 from paceline.spec.option import SWEEP
 from paceline.spec.settings import TABLE, options_of
+from paceline.spec.shell_text import quote
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster import Forwarded

@@ -9,7 +9,7 @@ from shutil import get_terminal_size
 from typing import IO
 
 from paceline.cli import console
-from paceline.contract.files.foreign_records import read_bounded
+from paceline.contract.foreign_records import read_bounded
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import PacelineError
 from paceline.slurm.job_states import WAITING

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from paceline.cli import console
 from paceline.cli.cluster_request import FileName, make_request, mark_file
 from paceline.contract import env
-from paceline.contract.files.foreign_records import parse_object
-from paceline.contract.quote import quote
+from paceline.contract.foreign_records import parse_object
 from paceline.contract.verdict import USAGE_EXIT
 from paceline.errors import EnvironmentProblem, NoSlurm, PacelineError, UsageError
 from paceline.spec.option import PROJECT, VARIABLES
 from paceline.spec.settings import TABLE
+from paceline.spec.shell_text import quote
 
 if TYPE_CHECKING:
     from paceline.spec.clusters import ProjectFile

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paceline.cli import console, on_cluster
 from paceline.cli.on_cluster import Forwarded
-from paceline.contract.output_file import open_output
+from paceline.contract.files import open_output
 from paceline.errors import UsageError
 
 # The options that name a file, by command and parameter, and the file that is written without one.

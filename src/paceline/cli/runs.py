@@ -12,14 +12,13 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, typer_options
-from paceline.contract.quote import quote
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.sweep.folder import SweepFolder
-from paceline.contract.typed_command import to_type
+from paceline.contract.sweep_folder import SweepFolder
 from paceline.errors import UsageError
 from paceline.launch import run_folder as folders
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
+from paceline.spec.shell_text import quote, to_type
 from paceline.watch import origin
 
 LAST = "last"  # the newest

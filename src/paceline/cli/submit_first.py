@@ -18,11 +18,11 @@ import typer
 
 from paceline.cli import console
 from paceline.contract import env
-from paceline.contract.files.foreign_records import parse_object
-from paceline.contract.quote import quote
+from paceline.contract.foreign_records import parse_object
 from paceline.contract.verdict import INTERRUPTED_EXIT
 from paceline.errors import PacelineError, UsageError
 from paceline.spec.option import RESOURCES
+from paceline.spec.shell_text import quote
 from paceline.ssh.race import Race, unfinished
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.files.foreign_records import read_object
+from paceline.contract.foreign_records import read_object
 from paceline.contract.process import pid_namespace, process_start
 from paceline.contract.run_folder import JobStartFolder, RunFolder, write_atomically
 from paceline.errors import UsageError

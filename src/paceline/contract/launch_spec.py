@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from paceline.contract.files.foreign_records import make, parse_object
+from paceline.contract.foreign_records import make, parse_object
 from paceline.contract.verdict import STOPPED_EXIT
 
 

@@ -8,8 +8,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-from paceline.contract.files.folder_entry import Entry
+from typing import Protocol
 
 # in the folder of a submission while nobody knows whether Slurm has its job
 SUBMITTING = "submitting"
@@ -21,7 +20,23 @@ USED_BY_JOBS = ".used-by-jobs"
 # in an attempt's folder, with a rank: the collectives that NCCL last recorded
 FLIGHT_RECORDER = "nccl-trace-"
 TRIALS = "trials"  # in a sweep's folder
+MARK_SIZE = 32  # bytes of a line in `rank-0.times`
 _ATTEMPT = re.compile(r"attempt-(\d+)")
+
+
+class HasPath(Protocol):
+    @property
+    def path(self) -> Path: ...
+
+
+class Entry:
+    """An attribute of a folder class: the path of one of its files or sub-folders."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: HasPath, owner: type | None = None) -> Path:
+        return folder.path / self._name
 
 
 @dataclass(frozen=True)
@@ -212,6 +227,33 @@ class JobStartFolder:
         except (OSError, ValueError):
             return {}
 
+
+# -- when the output of a log came: `rank-0.times` beside `rank-0.log`
+#
+# Each line is a mark, `OFFSET TIME`: what follows in the log from this byte on came at this time or
+# later, until the next mark. All lines have the same length, so that binary search finds a time or
+# an offset. A mark is written before the output that it belongs to. Both numbers only grow.
+
+
+def times_path(log: Path) -> Path:
+    """Return the path of the file with the times of a log."""
+    return log.with_suffix(".times")
+
+
+def format_mark(offset: int, time: float) -> bytes:
+    return f"{offset:016d} {time:014.3f}\n".encode()
+
+
+def parse_mark(line: bytes) -> tuple[int, float] | None:
+    """Return the offset and the time of a mark; None if it is not one."""
+    if len(line) != MARK_SIZE or (line[16:17], line[27:28], line[31:]) != (b" ", b".", b"\n"):
+        return None
+    if not (line[:16] + line[17:27] + line[28:31]).isdigit():
+        return None
+    return int(line[:16]), float(line[17:31])
+
+
+# -- files that are complete or absent
 
 RESERVED_BYTES = 4096
 

@@ -1,5 +1,5 @@
-"""The Python stack of a rank: the signal on which it writes that, and whether it waits there for
-other ranks.
+"""The Python stack of a rank: the signal on which it writes that, whether it waits there for other
+ranks, and how the probe on a node is asked for stacks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import re
 import signal
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.contract.heartbeat_file import WRITES_STACKS, writes_stacks_offset
@@ -133,3 +133,17 @@ def read_crash(text: str) -> str:
         Frame(path, int(line), function.strip()) for path, line, function in _FRAME.findall(thread)
     )
     return Stack(frames).where if frames else ""
+
+
+STACKS = "--stacks"
+# begins the line with the answer: a site's start-up files may print others
+PROBE_MARK = "paceline-probe "
+
+
+@dataclass(frozen=True)
+class NodeAnswer:
+    """What a node says; `problem` if it says nothing."""
+
+    host: str
+    answer: dict[str, Any] = field(default_factory=dict)
+    problem: str = ""

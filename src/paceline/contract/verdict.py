@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.contract.files.foreign_records import read_bounded
+from paceline.contract.foreign_records import read_bounded
 
 # EX_TEMPFAIL: a script without the runtime asks to be resumed; also of a run that stopped early
 STOPPED_EXIT = 75

@@ -7,15 +7,15 @@ import signal
 import time
 
 from paceline.contract.claims import ELSEWHERE, find_holder
-from paceline.contract.files.environment_file import forget_secrets
-from paceline.contract.files.file_owner import require_own_folder
 from paceline.contract.run_folder import RunFolder, write_atomically
-from paceline.contract.run_path import requeues_itself
-from paceline.contract.typed_command import to_type
 from paceline.errors import UsageError
+from paceline.launch.environment_file import forget_secrets
 from paceline.slurm import commands as slurm
+from paceline.spec.file_owner import require_own_folder
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
+from paceline.spec.run_path import requeues_itself
+from paceline.spec.shell_text import to_type
 
 CANCEL, STOP, REQUEUE = "cancel", "stop", "requeue"  # as the views of runs name them
 

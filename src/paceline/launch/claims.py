@@ -14,9 +14,9 @@ from paceline.contract.claims import (
     record_processes,
 )
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import DONE, FAILED, read_verdict
 from paceline.errors import ClusterError, UsageError
+from paceline.spec.shell_text import to_type
 
 
 def claim_run(run: RunFolder) -> None:

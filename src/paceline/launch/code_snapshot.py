@@ -15,12 +15,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.files.sent_code import read_sent_code
-from paceline.contract.files.size import show_size
+from paceline.contract.files import show_size
 from paceline.errors import EnvironmentProblem
 from paceline.launch.code_store import BYTECODE, store_code
 from paceline.launch.secrets.file_names import is_secret, matches
 from paceline.spec.load import repository_root
+from paceline.spec.sent_code import read_sent_code
 from paceline.staging.sparse import data_size
 
 MAX_FILES = 20_000

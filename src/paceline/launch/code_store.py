@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.files.shared_folders import open_without_waiting
+from paceline.contract.files import open_without_waiting
 from paceline.errors import EnvironmentProblem
 from paceline.staging.sparse import copy_data, data_blocks
 

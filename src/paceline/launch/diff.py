@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.files.file_owner import is_own_folder
-from paceline.contract.files.foreign_records import read_object
-from paceline.contract.files.size import show_size
+from paceline.contract.files import show_size
+from paceline.contract.foreign_records import read_object
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.run_path import run_path_of
 from paceline.errors import EnvironmentProblem
 from paceline.launch.code_snapshot import find_code
 from paceline.launch.code_store import list_copy, read_file
 from paceline.launch.submission import run_folders_inside
+from paceline.spec.file_owner import is_own_folder
+from paceline.spec.run_path import run_path_of
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 LARGE = 2**20  # bytes; the lines of larger files are not compared

@@ -12,17 +12,17 @@ from typing import Any
 
 import paceline
 from paceline.contract import env
-from paceline.contract.files.foreign_records import make, parse_object
 from paceline.contract.fitness import LINE, Measurement
+from paceline.contract.foreign_records import make, parse_object
 from paceline.contract.gpus import visible_devices
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.probe_answer import MARK, STACKS, NodeAnswer
-from paceline.contract.quote import command_line
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.stacks import PROBE_MARK, STACKS, NodeAnswer
 from paceline.launch.plan.interactive_shell import PIPED, setup_from_run
 from paceline.slurm import commands as slurm
 from paceline.slurm import squeue_and_sacct
 from paceline.slurm.submission_environment import submission_environment
+from paceline.spec.shell_text import command_line
 
 CODE = "from paceline.agent.probe.node_probe import main; main()"
 MEASURE = "from paceline.runtime.fitness.measure import main; main()"
@@ -42,7 +42,7 @@ def ask_run(
     """
     words = ["-c", CODE, str(folder.path), *([STACKS] if stacks else [])]
     if job is None:
-        return [_as_node("here", _call([sys.executable, *words], dict(os.environ), MARK))]
+        return [_as_node("here", _call([sys.executable, *words], dict(os.environ), PROBE_MARK))]
     environ = _job_environment(folder, spec)
     number = squeue_and_sacct.numeric_job_id(job)
     text = f"exec {command_line(['python', *words])}\n"
@@ -50,7 +50,7 @@ def ask_run(
 
     def ask(node: str) -> NodeAnswer:
         step = [*_step(number), *each_node, f"--nodelist={node}", "bash", "-c", PIPED]
-        return _as_node(node, _call(step, environ, MARK, text=text))
+        return _as_node(node, _call(step, environ, PROBE_MARK, text=text))
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(ask, nodes[:MAX_NODES]))
@@ -60,7 +60,7 @@ def ask_allocation(environ: Mapping[str, str]) -> tuple[list[dict[str, Any]], st
     """Return what each node of this allocation says about itself, and what went wrong."""
     step = [*_step(environ["SLURM_JOB_ID"]), *_spread(_node_count(environ), 1)]
     argv = [*step, sys.executable, "-c", CODE]
-    return _call(argv, _with_path(environ), MARK, timeout=MEASURE_TIMEOUT)
+    return _call(argv, _with_path(environ), PROBE_MARK, timeout=MEASURE_TIMEOUT)
 
 
 def measure_allocation(environ: Mapping[str, str]) -> tuple[list[Measurement], str]:

@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.checkpoint.marker import find_checkpoints
+from paceline.contract.checkpoint import find_checkpoints
 from paceline.contract.claims import find_holder
-from paceline.contract.files.foreign_records import read_bounded, read_object
+from paceline.contract.foreign_records import read_bounded, read_object
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.quote import quote
 from paceline.contract.redaction import REDACTED, redact_text
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import DONE, read_verdict
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.launch.claims import require_not_running
@@ -24,6 +22,7 @@ from paceline.launch.submission import LOCAL, SLURM, EarlierRun
 from paceline.spec.job import Job, Program
 from paceline.spec.load import load_job, reload_job
 from paceline.spec.settings import Tables
+from paceline.spec.shell_text import quote, to_type
 from paceline.spec.typed_flags import Flag
 
 # Settings of a local run that are not about this machine: a job keeps them.

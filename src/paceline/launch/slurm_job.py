@@ -4,6 +4,7 @@ and the call of sbatch.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
@@ -15,13 +16,9 @@ from pathlib import Path
 
 from paceline.contract import env
 from paceline.contract.claims import find_holder
-from paceline.contract.files.foreign_records import read_object, read_objects
-from paceline.contract.files.lock import locked
-from paceline.contract.findings import PROBLEM, WARNING, Finding
+from paceline.contract.foreign_records import read_object, read_objects
 from paceline.contract.redaction import redact_text
 from paceline.contract.run_folder import SUBMITTING, RunFolder, write_atomically
-from paceline.contract.run_path import RunPath, list_folders
-from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import DONE, FAILED, read_verdict
 from paceline.errors import ClusterError, JobRejected, NoAnswer, NoSlurm, UsageError
 from paceline.launch.checks.job import check_job
@@ -37,7 +34,10 @@ from paceline.slurm.batch_script import shell_library
 from paceline.slurm.job_states import ENDED
 from paceline.slurm.limits import explain_rejection
 from paceline.slurm.partitions import Partition, fair_cpus, find_partitions, select_partitions
+from paceline.spec.findings import PROBLEM, WARNING, Finding
 from paceline.spec.job import Job
+from paceline.spec.run_path import RunPath, list_folders
+from paceline.spec.shell_text import to_type
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class SlurmJob(Submission):
         folder, name = self.folder, self.run_path.run_id
         try:
             folder.events.mkdir(exist_ok=True)
-            with locked(folder.events / "launch.jsonl"):
+            with _locked(folder.events / "launch.jsonl"):
                 require_not_running(folder)
                 if job := find_unconfirmed_job(folder):
                     raise UsageError(
@@ -347,3 +347,19 @@ def find_repeated(scratch: Path) -> tuple[RunFolder, str] | None:
             return folder, job
         write_atomically(folder.cancelled, f"{time.time():.0f}\n")
     return None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock on a file. Raises BlockingIOError if another process holds it.
+
+    On a file system without locks, nobody is kept out.
+    """
+    with open(path, "a", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass
+        yield

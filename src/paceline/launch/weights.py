@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.checkpoint import safetensors
-from paceline.contract.checkpoint.marker import Marker
-from paceline.contract.checkpoint.names import OBJECTS_FILE, is_share
-from paceline.contract.checkpoint.safetensors import LENGTH
+from paceline.contract import safetensors
+from paceline.contract.checkpoint import OBJECTS_FILE, Marker, is_share
+from paceline.contract.safetensors import LENGTH
 from paceline.errors import CheckpointError, UsageError
 
 CHUNK = 8 << 20

@@ -15,7 +15,7 @@ from typing import Any, overload
 
 import torch
 
-from paceline.contract.checkpoint.marker import list_checkpoints
+from paceline.contract.checkpoint import list_checkpoints
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import UsageError
 from paceline.runtime import loop as loops

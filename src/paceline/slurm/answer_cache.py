@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.files.shared_folders import find_own_folder, make_own_folder, open_own_file
+from paceline.contract.files import find_own_folder, make_own_folder, open_own_file
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import NoAnswer
 from paceline.slurm.job_states import JobState

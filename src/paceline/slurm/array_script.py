@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.contract.quote import quote
 from paceline.errors import SpecError
 from paceline.slurm.batch_script import Script, ScriptPlan, launch_lines, source_library
 from paceline.slurm.sbatch_directives import Directive, TaskCounts, file_pattern, render
 from paceline.spec.job import Job
 from paceline.spec.quantities import slurm_size
+from paceline.spec.shell_text import quote
 
 
 @dataclass(frozen=True)

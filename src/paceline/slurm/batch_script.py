@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 
-from paceline.contract.quote import quote
 from paceline.contract.run_folder import RunFolder
 from paceline.slurm.sbatch_directives import Directive, TaskCounts, render
+from paceline.spec.shell_text import quote
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-from paceline.contract.files.foreign_records import read_bounded, read_objects
+from paceline.contract.foreign_records import read_bounded, read_objects
 from paceline.contract.launcher_variables import slurm_query_environment
 from paceline.contract.run_folder import SAVES_FIRST, RunFolder, write_atomically
 from paceline.errors import ClusterError, NoAnswer, NoSlurm, NotConfigured

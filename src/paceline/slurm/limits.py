@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.errors import ClusterError, PacelineError
 from paceline.slurm.commands import error_text
 from paceline.slurm.partitions import Partition, select_partitions
 from paceline.slurm.sbatch import BatchJob, test_only
+from paceline.spec.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.spec.job import Job
 from paceline.spec.quantities import show_seconds, slurm_size
 from paceline.spec.settings import nearest

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.quote import quote
-from paceline.contract.typed_command import cluster as shown_cluster
 from paceline.errors import PacelineError, SpecError, UsageError
 from paceline.spec.load import find_file, profile_name, read_file, repository_root, take_access
 from paceline.spec.settings import ACCESS_KEYS, Tables, nearest, show
+from paceline.spec.shell_text import cluster as shown_cluster
+from paceline.spec.shell_text import quote
 
 _EXAMPLE = "login.example.org"
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\]-]*")

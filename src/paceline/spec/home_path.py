@@ -1,4 +1,4 @@
-"""Paths as people type them, with `~` for a home folder."""
+"""Paths below your home folder: those that people type with `~`, and where Paceline keeps state."""
 
 from __future__ import annotations
 
@@ -19,3 +19,12 @@ def expand_home(path: Path | str) -> Path:
         hint = f"Correct the path. If the name itself begins with ~, write ./{typed}"
         raise UsageError(f"{typed} is in no home folder: {reason}.", hint=hint)
     return Path(expanded)
+
+
+def state_folder(name: str) -> Path:
+    """Return a folder for state of yours that belongs to no run, such as the sandbox: below
+    $XDG_STATE_HOME, or below ~/.local/state. It may not exist.
+    """
+    return (
+        Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "paceline" / name
+    )

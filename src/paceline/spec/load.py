@@ -20,11 +20,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from paceline.contract import env
-from paceline.contract.files.file_owner import is_trusted, owner_name
-from paceline.contract.files.sent_code import is_sent, laptop_path
 from paceline.errors import SpecError
+from paceline.spec.file_owner import is_trusted, owner_name
 from paceline.spec.job import Job, Program, check_consistency
 from paceline.spec.option import BIND, FOLDER, PROGRAM
+from paceline.spec.sent_code import is_sent, laptop_path
 from paceline.spec.settings import (
     ACCESS_KEYS,
     TABLE,

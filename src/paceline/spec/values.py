@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from paceline.contract.env import MAX_BYTES, is_owned, is_too_large
-from paceline.contract.framework_presets import SIGNALS
+from paceline.contract.frameworks import SIGNALS
 from paceline.contract.process import DEFAULT_WARM
 from paceline.contract.redaction import redact_text
 from paceline.spec.quantities import (

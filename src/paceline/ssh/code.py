@@ -17,14 +17,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.files.sent_code import FILE, SentCode
-from paceline.contract.files.size import show_size
-from paceline.contract.quote import quote
+from paceline.contract.files import show_size
 from paceline.errors import EnvironmentProblem, SpecError
 from paceline.launch.code_snapshot import CodeTooLarge, identify_code, list_code, takes_output
 from paceline.launch.run_folder import resolve_scratch
 from paceline.launch.secrets.secrets import secret_files
 from paceline.spec.job import Job
+from paceline.spec.sent_code import FILE, SentCode
+from paceline.spec.shell_text import quote
 from paceline.ssh.connection import SSH_FAILED, Connection, word
 from paceline.ssh.installation import CACHE
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from paceline.contract.files.shared_folders import open_without_waiting
+from paceline.contract.files import open_without_waiting
 from paceline.contract.verdict import INTERRUPTED_EXIT
 from paceline.errors import ConnectionProblem, EnvironmentProblem, UsageError
 from paceline.spec.clusters import Cluster

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.checkpoint.marker import find_damage, read_marker
-from paceline.contract.files.foreign_records import read_object
-from paceline.contract.files.size import show_size
+from paceline.contract.checkpoint import find_damage, read_marker
+from paceline.contract.files import show_size
+from paceline.contract.foreign_records import read_object
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import CheckpointError, EnvironmentProblem, UsageError
 from paceline.ssh.connection import Connection

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.checkpoint.marker import list_checkpoints, read_marker
-from paceline.contract.checkpoint.names import is_weights_file
-from paceline.contract.files.foreign_records import read_object
+from paceline.contract.checkpoint import is_weights_file, list_checkpoints, read_marker
+from paceline.contract.foreign_records import read_object
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError
 

@@ -8,9 +8,9 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from paceline.contract.files.foreign_records import read_object
-from paceline.contract.files.state_folder import state_folder
+from paceline.contract.foreign_records import read_object
 from paceline.contract.run_folder import write_atomically
+from paceline.spec.home_path import state_folder
 
 _log = logging.getLogger("paceline")
 

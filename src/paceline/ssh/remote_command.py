@@ -19,11 +19,11 @@ from dataclasses import dataclass, field, replace
 from typing import IO
 
 from paceline.contract import env
-from paceline.contract.files.state_folder import state_folder
-from paceline.contract.quote import quote
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.verdict import INTERRUPTED_EXIT, UNSETTLED_EXIT
 from paceline.errors import ConnectionProblem, EnvironmentProblem
+from paceline.spec.home_path import state_folder
+from paceline.spec.shell_text import quote
 from paceline.ssh import code, installation
 from paceline.ssh.code import Parcel
 from paceline.ssh.connection import (

@@ -19,10 +19,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.files.foreign_records import read_object
+from paceline.contract.foreign_records import read_object
 from paceline.contract.run_folder import write_atomically
-from paceline.contract.run_path import is_run_path
 from paceline.errors import ConnectionProblem, EnvironmentProblem, PacelineError
+from paceline.spec.run_path import is_run_path
 from paceline.ssh.connection import Connection, new_mark, print_mark
 from paceline.ssh.rsync import Route
 from paceline.ssh.run_list import VIEWED, Files, is_growing

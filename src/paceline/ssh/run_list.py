@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.run_folder import TRIALS, RunFolder
-from paceline.contract.run_path import is_run_path, list_runs_and_sweeps
 from paceline.errors import ClusterError
 from paceline.slurm import commands as slurm
+from paceline.spec.run_path import is_run_path, list_runs_and_sweeps
 from paceline.watch.origin import state_row
 from paceline.watch.scheduler import query_states, read_evidence
 

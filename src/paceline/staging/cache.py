@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.files.shared_folders import open_own_file
+from paceline.contract.files import open_own_file
 from paceline.contract.run_folder import write_atomically
 from paceline.staging.copy import remove_tree
 

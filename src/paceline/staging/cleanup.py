@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.files.shared_folders import find_own_folder, make_own_folder
+from paceline.contract.files import find_own_folder, make_own_folder
 from paceline.contract.launcher_variables import slurm_query_environment
 from paceline.contract.process import pid_namespace, process_start
 from paceline.contract.run_folder import write_atomically

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from paceline.contract.files.size import show_size
+from paceline.contract.files import show_size
 from paceline.contract.run_folder import write_atomically
 from paceline.staging.copy import Transfer, copy_file
 

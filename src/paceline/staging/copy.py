@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from paceline.contract.files.size import show_size
+from paceline.contract.files import show_size
 from paceline.errors import EnvironmentProblem
 from paceline.staging.manifest import GROUP_FILES, SMALL, FileEntry, Manifest, join
 from paceline.staging.sparse import data_ranges

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from paceline.contract.files.shared_folders import open_own_file
+from paceline.contract.files import open_own_file
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import EnvironmentProblem
 from paceline.staging.copy import Transfer, read_files, write_all

@@ -10,7 +10,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from paceline.contract.files.size import show_size
+from paceline.contract.files import show_size
 from paceline.errors import EnvironmentProblem, PacelineError
 from paceline.staging.cache import Lock, acquire_item, cached_item, cached_items
 from paceline.staging.copy import CopyDiffers, Transfer, copy_item, missing_files, verify_item

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract import claims
-from paceline.contract.files.file_owner import require_own_folder
 from paceline.contract.redaction import redact_args
 from paceline.contract.run_folder import RunFolder, write_atomically
-from paceline.contract.run_path import RunPath
-from paceline.contract.sweep.folder import FAILED, Point, Search, SweepFolder
+from paceline.contract.sweep_folder import FAILED, Point, Search, SweepFolder
 from paceline.errors import ClusterError, SpecError, UsageError
 from paceline.slurm import commands as slurm
 from paceline.slurm import squeue_and_sacct
 from paceline.slurm.job_states import LIVE, WAITING
+from paceline.spec.file_owner import require_own_folder
+from paceline.spec.run_path import RunPath
 
 MISSING = "missing"  # trials without a result and without a job
 STARTER = "starter"  # in a submission's folder: the command that starts its trials

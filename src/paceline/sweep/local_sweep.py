@@ -12,8 +12,7 @@ from typing import Any
 
 from paceline.agent.sweep_trial import close_trial, open_trial
 from paceline.contract.gpus import VISIBLE_DEVICES
-from paceline.contract.quote import quote
-from paceline.contract.sweep.folder import DONE, NoPoint, Point
+from paceline.contract.sweep_folder import DONE, NoPoint, Point
 from paceline.contract.verdict import FAILED, INTERRUPTED_EXIT, STOPPED, STOPPED_EXIT
 from paceline.errors import ClusterError, PacelineError, UsageError
 from paceline.launch.agents import ParallelRuns
@@ -23,6 +22,7 @@ from paceline.launch.machine import detect_machine, interpreter
 from paceline.launch.plan.local import LocalPlan, Machine, plan_local
 from paceline.launch.secrets.secrets import read_secrets
 from paceline.spec.job import Job
+from paceline.spec.shell_text import quote
 from paceline.sweep.folder import mark_starter
 from paceline.sweep.points import describe_point
 from paceline.sweep.settings import SweepSettings

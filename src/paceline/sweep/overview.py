@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.run_path import list_folders
-from paceline.contract.sweep.folder import DONE, FAILED, SweepFolder, TrialFolder
+from paceline.contract.sweep_folder import DONE, FAILED, SweepFolder, TrialFolder
 from paceline.errors import PacelineError
+from paceline.spec.run_path import list_folders
 from paceline.sweep.results import MISSING, PENDING, RUNNING, Sweep, finished, read_sweep
 from paceline.watch.records import QueryStates, read_json
 from paceline.watch.scheduler import query_states

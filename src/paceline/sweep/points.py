@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline.agent.sweep_trial import to_text
 from paceline.contract.redaction import redact_args
-from paceline.contract.sweep.folder import Point, Search, is_active
+from paceline.contract.sweep_folder import Point, Search, is_active
 from paceline.errors import SpecError
 from paceline.spec.load import parse_value
 from paceline.spec.sweep import in_order

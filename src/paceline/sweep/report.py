@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.contract.sweep.folder import DONE, PRUNED
+from paceline.contract.sweep_folder import DONE, PRUNED
 from paceline.errors import EnvironmentProblem
 from paceline.sweep.overview import make_sweep_overview
 from paceline.sweep.results import Sweep, Trial, as_number, finished

@@ -16,17 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.files.file_owner import is_own_folder, require_own_folder
-from paceline.contract.files.foreign_records import (
-    NUMBER,
-    Fields,
-    keep_valid,
-    parse_object,
-    read_tail,
-)
+from paceline.contract.foreign_records import NUMBER, Fields, keep_valid, parse_object, read_tail
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.run_path import STORE
-from paceline.contract.sweep.folder import (
+from paceline.contract.sweep_folder import (
     DONE,
     FAILED,
     NO_POINT,
@@ -39,6 +31,8 @@ from paceline.errors import ClusterError, UsageError
 from paceline.launch.run_folder import require_not_fetched
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import ENDED, WAITING, JobState
+from paceline.spec.file_owner import is_own_folder, require_own_folder
+from paceline.spec.run_path import STORE
 from paceline.sweep.folder import is_starting
 from paceline.watch.failure import failure_text, read_failure
 from paceline.watch.records import QueryStates, read_json, read_records

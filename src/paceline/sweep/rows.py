@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.contract.sweep.folder import DONE, FAILED, PRUNED
+from paceline.contract.sweep_folder import DONE, FAILED, PRUNED
 from paceline.errors import UsageError
 from paceline.sweep.results import MISSING, PENDING, RUNNING, Sweep, Trial
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.sweep.folder import Search
+from paceline.contract.sweep_folder import Search
 from paceline.errors import SpecError, UsageError
 from paceline.spec.job import Job, Program
 from paceline.spec.load import ClusterProfile, find_file, load_job, repository_root

@@ -11,16 +11,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from paceline.contract.quote import command_line, quote
 from paceline.contract.run_folder import write_atomically
-from paceline.contract.sweep.folder import SUBMITTED, Point
-from paceline.contract.typed_command import to_type
+from paceline.contract.sweep_folder import SUBMITTED, Point
 from paceline.errors import ClusterError, JobRejected
 from paceline.launch.plan.slurm import SlurmPlan
 from paceline.launch.slurm_job import SlurmJob, write_files
 from paceline.slurm import commands as slurm
 from paceline.slurm.array_script import Trials
 from paceline.slurm.arrays import JOB_LIMIT_REACHED, array_size_limit, max_new_jobs, submit_array
+from paceline.spec.shell_text import command_line, quote, to_type
 from paceline.sweep.folder import SweepWriter, mark_starter
 from paceline.sweep.start import SweepStart, count_trials
 

@@ -15,16 +15,15 @@ from dataclasses import replace
 from typing import Protocol
 
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.quote import quote
 from paceline.contract.run_folder import write_atomically
-from paceline.contract.run_path import RunPath
-from paceline.contract.sweep.folder import Point, Search
-from paceline.contract.typed_command import to_type
+from paceline.contract.sweep_folder import Point, Search
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.launch import run_folder as folders
 from paceline.launch.secrets.secrets import read_secrets
 from paceline.launch.submission import fill_folder, path_in_run
 from paceline.spec.job import Job
+from paceline.spec.run_path import RunPath
+from paceline.spec.shell_text import quote, to_type
 from paceline.sweep.folder import SweepWriter
 from paceline.sweep.points import describe_point, new_trials
 from paceline.sweep.settings import TPE_PARALLEL, SweepSettings

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.sweep.folder import SweepFolder
+from paceline.contract.sweep_folder import SweepFolder
 from paceline.errors import EnvironmentProblem
 from paceline.launch.diff import compare_run
 from paceline.sweep.report import describe_trials

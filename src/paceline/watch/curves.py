@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from paceline.contract.files.foreign_records import parse_objects
-from paceline.contract.files.shared_folders import open_without_waiting
+from paceline.contract.files import open_without_waiting
+from paceline.contract.foreign_records import parse_objects
 from paceline.contract.run_folder import ALONE
 
 CHUNK = 1 << 20  # bytes

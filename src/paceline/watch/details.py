@@ -8,15 +8,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from paceline.contract.checkpoint.marker import find_checkpoints
-from paceline.contract.checkpoint.names import checkpoint_step
-from paceline.contract.checkpoint.score import find_best
-from paceline.contract.files.foreign_records import parse_object, read_bounded, read_object
+from paceline.contract.checkpoint import checkpoint_step, find_best, find_checkpoints
+from paceline.contract.foreign_records import parse_object, read_bounded, read_object
 from paceline.contract.heartbeat_file import ABSENT, FINISHED, READY, RUNNING, SAVED_AND_STOPPED
-from paceline.contract.quote import quote
 from paceline.contract.run_folder import TRIALS, AttemptFolder, RunFolder
-from paceline.contract.typed_command import cluster, to_type, type_again
 from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED, read_verdict
+from paceline.spec.shell_text import cluster, quote, to_type, type_again
 from paceline.watch import origin
 from paceline.watch.failure import failure_text, read_failure, resume_command
 from paceline.watch.goodput import Goodput, Span, read_goodput

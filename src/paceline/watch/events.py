@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, read_objects
+from paceline.contract.foreign_records import NUMBER, Fields, keep_valid, read_objects
 from paceline.contract.run_folder import RunFolder
 
 EVENT_FIELDS: Fields = {

@@ -7,16 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.contract import hostlist
-from paceline.contract.checkpoint.marker import find_checkpoints
-from paceline.contract.checkpoint.names import checkpoint_step
-from paceline.contract.files.foreign_records import Fields, keep_valid, read_object, read_tail
+from paceline.contract.checkpoint import checkpoint_step, find_checkpoints
+from paceline.contract.foreign_records import Fields, keep_valid, read_object, read_tail
 from paceline.contract.process import describe_exit
-from paceline.contract.quote import quote
 from paceline.contract.run_folder import TRIALS, AttemptFolder, RunFolder
-from paceline.contract.sweep.folder import TrialFolder
-from paceline.contract.typed_command import cluster, to_type
+from paceline.contract.sweep_folder import TrialFolder
 from paceline.contract.verdict import USAGE_EXIT
 from paceline.errors import UsageError
+from paceline.spec.shell_text import cluster, quote, to_type
 from paceline.watch.events import read_events
 
 FAILURE_FIELDS: Fields = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from paceline.contract.files.foreign_records import read_tail
+from paceline.contract.foreign_records import read_tail
 from paceline.contract.run_folder import AttemptFolder, RunFolder
 from paceline.watch import origin
 from paceline.watch.events import ENDS, QUEUED, find_end

@@ -21,7 +21,7 @@ from typing import Any
 
 from paceline import __version__
 from paceline.contract.claims import Holder
-from paceline.contract.files.shared_folders import find_own_folder, make_own_folder, open_own_file
+from paceline.contract.files import find_own_folder, make_own_folder, open_own_file
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.watch.overview import Overview, make_overview
 from paceline.watch.records import QueryStates, read_records, record_maker

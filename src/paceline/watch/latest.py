@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.files.foreign_records import parse_objects, read_tail
+from paceline.contract.foreign_records import parse_objects, read_tail
 from paceline.contract.run_folder import ALONE
 from paceline.spec.quantities import show_seconds
 

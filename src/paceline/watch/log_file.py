@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.files.foreign_records import read_bounded
-from paceline.contract.files.log_times import MARK_SIZE, parse_mark, times_path
-from paceline.contract.files.shared_folders import open_without_waiting
+from paceline.contract.files import open_without_waiting
+from paceline.contract.foreign_records import read_bounded
+from paceline.contract.run_folder import MARK_SIZE, parse_mark, times_path
 
 # Colours, and all that acts on a terminal otherwise.
 _ESCAPE = re.compile(

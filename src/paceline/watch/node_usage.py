@@ -10,14 +10,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from paceline.contract.files.foreign_records import (
-    NUMBER,
-    Fields,
-    keep_valid,
-    parse_objects,
-    read_tail,
-)
-from paceline.contract.files.shared_folders import open_without_waiting
+from paceline.contract.files import open_without_waiting
+from paceline.contract.foreign_records import NUMBER, Fields, keep_valid, parse_objects, read_tail
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.contract.run_folder import RunFolder
 

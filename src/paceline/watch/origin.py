@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.files.foreign_records import read_object
-from paceline.contract.typed_command import meant_for
+from paceline.contract.foreign_records import read_object
 from paceline.errors import ClusterError
 from paceline.slurm.job_states import JobState
+from paceline.spec.shell_text import meant_for
 
 NEWS, STATES = "heard.json", "jobs.json"
 FRESH = 60.0  # seconds without news after which a copy counts as old

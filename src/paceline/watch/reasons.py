@@ -7,16 +7,15 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from paceline.contract.checkpoint.marker import find_checkpoints
-from paceline.contract.checkpoint.names import checkpoint_step
-from paceline.contract.files.file_owner import is_own_folder
-from paceline.contract.files.foreign_records import read_bounded
+from paceline.contract.checkpoint import checkpoint_step, find_checkpoints
+from paceline.contract.foreign_records import read_bounded
 from paceline.contract.run_folder import SAVES_FIRST, RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED
 from paceline.errors import in_one_line
 from paceline.slurm import commands as slurm
 from paceline.slurm.commands import awaited_jobs
 from paceline.slurm.job_states import WAITING, JobState
+from paceline.spec.file_owner import is_own_folder
 from paceline.watch import origin
 from paceline.watch.events import had_nothing_left
 from paceline.watch.failure import describe_failure, submit_again

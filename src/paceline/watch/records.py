@@ -11,24 +11,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.checkpoint.marker import find_checkpoints
-from paceline.contract.checkpoint.names import checkpoint_step
+from paceline.contract.checkpoint import checkpoint_step, find_checkpoints
 from paceline.contract.claims import Holder, find_holder
-from paceline.contract.files.foreign_records import (
-    NUMBER,
-    Fields,
-    keep_valid,
-    read_bounded,
-    read_object,
-)
-from paceline.contract.quote import quote
+from paceline.contract.foreign_records import NUMBER, Fields, keep_valid, read_bounded, read_object
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.run_path import is_fetched, list_folders, requeues_itself
-from paceline.contract.typed_command import cluster, meant_for
 from paceline.contract.verdict import DONE, FAILED, STOPPED, read_verdict
 from paceline.errors import ClusterError
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import ENDED, WAITING, JobState
+from paceline.spec.run_path import is_fetched, list_folders, requeues_itself
+from paceline.spec.shell_text import cluster, meant_for, quote
 from paceline.watch import origin
 from paceline.watch.events import read_events
 from paceline.watch.failure import submit_again

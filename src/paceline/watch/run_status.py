@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from paceline.contract import claims
 from paceline.contract.claims import Holder, find_holder
-from paceline.contract.files.foreign_records import read_bounded
+from paceline.contract.foreign_records import read_bounded
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED, STOPPED, read_verdict
 from paceline.slurm.job_states import LIVE, UNKNOWN, WAITING, JobState

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paceline.contract.claims import find_holder
 from paceline.contract.env import POLL_INTERVAL
-from paceline.contract.files.foreign_records import read_bounded
+from paceline.contract.foreign_records import read_bounded
 from paceline.contract.run_folder import TRIALS, RunFolder
 from paceline.contract.verdict import DONE, FAILED, read_verdict
 from paceline.errors import ClusterError, NoSlurm, UsageError

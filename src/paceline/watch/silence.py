@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.claims import find_holder
-from paceline.contract.files.foreign_records import NUMBER, keep_valid, read_object
+from paceline.contract.foreign_records import NUMBER, keep_valid, read_object
 from paceline.contract.run_folder import JobStartFolder, RunFolder
 from paceline.contract.verdict import DONE, FAILED
 from paceline.slurm.job_states import JobState

@@ -14,11 +14,11 @@ import pytest
 from paceline.cli import dispatch
 from paceline.cli.commands.doctor import command, measure_nodes, names_a_run, report
 from paceline.cli.parser import single_command
-from paceline.contract.findings import GOOD, NOTE, PROBLEM, WARNING, Finding
 from paceline.contract.fitness import Judgement, Measurement
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError, NotConfigured
 from paceline.launch.checks import machine
+from paceline.spec.findings import GOOD, NOTE, PROBLEM, WARNING, Finding
 from paceline.watch.diagnosis.pace import describe
 
 FINDINGS = [

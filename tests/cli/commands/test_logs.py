@@ -14,8 +14,7 @@ import pytest
 from paceline import cli
 from paceline.cli import log_printer
 from paceline.cli.log_printer import LogPrinter, WaitNotes
-from paceline.contract.files.log_times import format_mark, times_path
-from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_folder import RunFolder, format_mark, times_path
 from paceline.errors import UsageError
 from paceline.slurm.job_states import JobState
 from paceline.watch.records import read_record

@@ -19,8 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from paceline.contract.checkpoint.marker import find_checkpoints
-from paceline.contract.checkpoint.names import checkpoint_step
+from paceline.contract.checkpoint import checkpoint_step, find_checkpoints
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.records import read_record

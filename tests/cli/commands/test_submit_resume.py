@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.commands import run as cli_run
-from paceline.contract.checkpoint.names import CHECKPOINT_MARKER
+from paceline.contract.checkpoint import CHECKPOINT_MARKER
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.commands import sweep_show
-from paceline.contract.sweep.folder import SweepFolder
-from paceline.contract.typed_command import meant_for
+from paceline.contract.sweep_folder import SweepFolder
+from paceline.spec.shell_text import meant_for
 from paceline.sweep import results
 from paceline.sweep.report import describe_trials, importances, make_figures
 from paceline.sweep.results import read_sweep

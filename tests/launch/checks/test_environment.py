@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.agent.agent import remember_for_checks
-from paceline.contract.findings import GOOD, PROBLEM, WARNING
 from paceline.contract.redaction import REDACTED, redact, redact_args
 from paceline.contract.run_folder import USED_BY_JOBS
 from paceline.errors import SpecError
@@ -19,6 +18,7 @@ from paceline.launch.checks.job import check_folder, check_python_path, check_re
 from paceline.launch.checks.program import check_program
 from paceline.launch.environment.store import check_built
 from paceline.slurm.partitions import Partition
+from paceline.spec.findings import GOOD, PROBLEM, WARNING
 from tests.adversary.second_user import STRANGER, call_as, needs_two_users, shared_folder
 from tests.launch.environment.jobs import bare, job_in, plan_of
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract.findings import GOOD, PROBLEM, WARNING
 from paceline.launch.checks.program import check_program
 from paceline.launch.environment.probe import (
     MODULE_COMMAND,
@@ -14,6 +13,7 @@ from paceline.launch.environment.probe import (
     environment_lines,
     probe,
 )
+from paceline.spec.findings import GOOD, PROBLEM, WARNING
 from tests.launch.environment.jobs import (
     bare,
     environment_modules,

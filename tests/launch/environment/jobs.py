@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from paceline.contract.run_path import RunPath
 from paceline.launch.plan.slurm import SlurmPlan, plan_slurm
 from paceline.spec.job import Job, Program
 from paceline.spec.load import load_job
+from paceline.spec.run_path import RunPath
 from paceline.spec.typed_flags import Flag
 
 LMOD = Path("/usr/share/lmod/lmod")

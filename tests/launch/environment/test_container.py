@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from paceline.contract.run_path import RunPath
 from paceline.errors import SpecError
 from paceline.launch.environment.container import NO_ENGINE
+from paceline.spec.run_path import RunPath
 from tests.golden.cases import plan
 
 IMAGE = {"environment.kind": "container", "environment.image": "/shared/torch.sif"}

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.quote import command_line, quote
 from paceline.contract.redaction import redact_args
-from paceline.contract.run_path import RunPath, new_run_id
 from paceline.errors import SpecError, UsageError
 from paceline.launch.plan.launch_spec import launch_spec_text, run_record
 from paceline.launch.plan.local import LocalPlan, Machine, plan_local
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
+from paceline.spec.run_path import RunPath, new_run_id
+from paceline.spec.shell_text import command_line, quote
 from paceline.spec.typed_flags import Flag
 
 LAPTOP = Machine(cores=8, gpus=0)

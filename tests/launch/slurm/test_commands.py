@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.contract.claims import local_job_start_name
-from paceline.contract.findings import PROBLEM, WARNING
 from paceline.contract.run_folder import SUBMITTING, RunFolder
-from paceline.contract.run_path import RunPath, new_run_id
 from paceline.errors import JobRejected, NoAnswer, NotConfigured
 from paceline.launch import claims
 from paceline.launch.checks.machine import default_interface, describe_interfaces, interfaces
@@ -28,8 +26,10 @@ from paceline.slurm.job_states import JobState
 from paceline.slurm.limits import check_limits
 from paceline.slurm.partitions import NodeKind, Partition, find_partitions
 from paceline.slurm.sbatch_directives import Directive, count_tasks
+from paceline.spec.findings import PROBLEM, WARNING
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
+from paceline.spec.run_path import RunPath, new_run_id
 from tests.golden.cases import plan
 
 

@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.contract.checkpoint.marker import is_complete, list_checkpoints, read_marker
-from paceline.contract.checkpoint.score import Score
+from paceline.contract.checkpoint import Score, is_complete, list_checkpoints, read_marker
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint import CheckpointManager, RetentionPolicy, writer
 from paceline.runtime.checkpoint.retention import attach

@@ -13,9 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.contract.checkpoint.marker import Marker, list_checkpoints
-from paceline.contract.checkpoint.names import CHECKPOINT_MARKER, checkpoint_name
-from paceline.contract.checkpoint.score import Score, find_best
+from paceline.contract.checkpoint import (
+    CHECKPOINT_MARKER,
+    Marker,
+    Score,
+    checkpoint_name,
+    find_best,
+    list_checkpoints,
+)
 from paceline.launch.weights import plain_names
 from paceline.runtime.checkpoint import CheckpointManager
 from paceline.runtime.checkpoint.retention import RetentionPolicy

@@ -17,7 +17,7 @@ import pytest
 from torch import nn
 
 from paceline.contract import env
-from paceline.contract.checkpoint.marker import list_checkpoints
+from paceline.contract.checkpoint import list_checkpoints
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError, TakenOver
 from paceline.runtime.checkpoint import CheckpointManager, folder_lock

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from paceline.contract.checkpoint.marker import compute_checksum, read_marker
-from paceline.contract.checkpoint.names import CHECKPOINT_MARKER
-from paceline.contract.checkpoint.safetensors import LENGTH
+from paceline.contract.checkpoint import CHECKPOINT_MARKER, compute_checksum, read_marker
+from paceline.contract.safetensors import LENGTH
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint import CheckpointManager
 from paceline.runtime.checkpoint.sharded import export

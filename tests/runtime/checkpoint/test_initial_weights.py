@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from paceline.contract.checkpoint.safetensors import LENGTH
+from paceline.contract.safetensors import LENGTH
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.checkpoint import CheckpointManager
 from tests.forked_ranks import Ranks

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from paceline.contract.checkpoint.marker import read_marker
+from paceline.contract.checkpoint import read_marker
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.checkpoint import CheckpointManager, shares, state_tree
 from tests.forked_ranks import Ranks

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.contract.checkpoint.marker import read_marker
+from paceline.contract.checkpoint import read_marker
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.checkpoint import CheckpointManager, RetentionPolicy, state_tree
 from tests.forked_ranks import Ranks

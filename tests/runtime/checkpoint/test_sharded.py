@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.contract.checkpoint.marker import read_marker
+from paceline.contract.checkpoint import read_marker
 from paceline.runtime.checkpoint import CheckpointManager
 from tests.forked_ranks import Ranks
 

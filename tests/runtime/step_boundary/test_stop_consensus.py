@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.contract import env
-from paceline.contract.checkpoint.names import checkpoint_step
+from paceline.contract.checkpoint import checkpoint_step
 from paceline.contract.heartbeat_file import (
     FINISHED,
     HEADER,

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from paceline.contract.files.sample_records import (
+from paceline.contract.sample_records import (
     CONTENT,
     INDEX,
     POSITION,
@@ -19,7 +19,7 @@ from paceline.contract.files.sample_records import (
     record_path,
     write_record,
 )
-from paceline.contract.findings import GOOD, PROBLEM, WARNING
+from paceline.spec.findings import GOOD, PROBLEM, WARNING
 from paceline.tools.inspect.sample_checks import check_samples
 from paceline.tools.inspect.sample_picture import draw_samples
 from paceline.tools.inspect.samples import Samples, read_samples

@@ -13,8 +13,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from paceline.contract import env
-from paceline.contract.files.proof_spec import ProofSpec
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.proof_spec import ProofSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.tools.prove.cases import Case
 from paceline.tools.prove.local_runner import Script, make_spec

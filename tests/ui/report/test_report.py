@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.sweep.folder import SweepFolder
+from paceline.contract.sweep_folder import SweepFolder
 from paceline.ui.report import thin_curve
 from paceline.watch.curves import Curve
 from tests.sweep.folders import end, grid, make_sweep

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.contract.files import file_owner
+from paceline.spec import file_owner
 from paceline.ui.actions import allowed_verbs
 from paceline.watch.index import read_rows
 from tests.ui.web.conftest import Served

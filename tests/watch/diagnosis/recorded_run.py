@@ -9,12 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.findings import GOOD, Finding
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.probe_answer import NodeAnswer
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.stacks import NodeAnswer
 from paceline.slurm.job_states import JobState
+from paceline.spec.findings import GOOD, Finding
 from paceline.watch.diagnosis.diagnosis import diagnose
 from paceline.watch.diagnosis.evidence import read_evidence
 from paceline.watch.records import read_record

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.contract.heartbeat_file import FINISHED, READY, RUNNING
+from paceline.spec.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.watch.diagnosis import space as disk
 from paceline.watch.failure import describe_start
 from tests.watch.diagnosis.recorded_run import RecordedRun

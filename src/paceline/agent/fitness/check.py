@@ -19,8 +19,8 @@ from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.workers import process_tree
 from paceline.agent.workers.started_ranks import Launch
 from paceline.contract import env
-from paceline.contract.files.foreign_records import make, read_object
 from paceline.contract.fitness import Judgement, Measurement, judge
+from paceline.contract.foreign_records import make, read_object
 from paceline.contract.run_folder import RunFolder, write_atomically
 
 TIME_LIMIT = 30.0  # seconds for all of it

@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.files.shared_folders import make_own_folder, open_own_file
-from paceline.contract.framework_presets import PRESETS, Preset
+from paceline.contract.files import make_own_folder, open_own_file
+from paceline.contract.frameworks import PRESETS, Preset
 from paceline.contract.heartbeat_file import (
     AT_STEPS,
     COORDINATED,

@@ -18,7 +18,7 @@ from paceline.agent.notify.delivery import NotDelivered, post, run_command
 from paceline.agent.rank_failures import FENCED_OFF
 from paceline.agent.stop.rank_signals import FILE, TERM, is_time_limit
 from paceline.contract.claims import claim_number
-from paceline.contract.files.foreign_records import read_object
+from paceline.contract.foreign_records import read_object
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact_text
 from paceline.contract.run_folder import JobStartFolder, RunFolder

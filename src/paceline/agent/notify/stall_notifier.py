@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.notify.notifier import GPU_IDLE, STALLED, Notifier
-from paceline.contract.files.foreign_records import parse_object, read_tail
+from paceline.contract.foreign_records import parse_object, read_tail
 from paceline.contract.run_folder import AttemptFolder, RunFolder
 
 INTERVAL = 30.0  # seconds between two looks, at most

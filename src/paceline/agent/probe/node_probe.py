@@ -23,10 +23,10 @@ from paceline.agent.health.heartbeat import Heartbeat, read_file
 from paceline.agent.node_usage.sampler import rank_row
 from paceline.agent.probe import motion
 from paceline.agent.rendezvous import network
-from paceline.contract.files.foreign_records import read_objects
+from paceline.contract.foreign_records import read_objects
 from paceline.contract.heartbeat_file import READY, RUNNING
-from paceline.contract.probe_answer import MARK, STACKS
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.stacks import PROBE_MARK, STACKS
 
 SLOW_START = 10.0  # seconds before the first step after which stacks are of interest
 NO_STEP = 15.0  # seconds without a step, at least
@@ -64,7 +64,7 @@ def main() -> None:
         if sys.argv[1:]
         else node_facts()
     )
-    print(MARK + json.dumps(found), flush=True)
+    print(PROBE_MARK + json.dumps(found), flush=True)
 
 
 def node_facts() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from types import ModuleType
 
 from paceline.agent.health import heartbeat
 from paceline.agent.stop.framework_common_step import CommonStep
-from paceline.contract.framework_presets import PRESETS
+from paceline.contract.frameworks import PRESETS
 
 MODULES = {
     module: number for number, preset in enumerate(PRESETS, start=1) for module in preset.modules

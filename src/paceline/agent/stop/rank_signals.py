@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable, Mapping
 from paceline.agent.health.heartbeat import Heartbeat, Heartbeats
 from paceline.agent.workers import fork_safety, process_tree
 from paceline.agent.workers.started_ranks import Launch, StartedRanks
-from paceline.contract import script_text
-from paceline.contract.framework_presets import PLAIN_SIGNAL, Preset
+from paceline.contract import frameworks
+from paceline.contract.frameworks import PLAIN_SIGNAL, Preset
 from paceline.contract.heartbeat_file import READY, RUNNING, SAVED_AND_STOPPED
 from paceline.contract.run_folder import RunFolder
 
@@ -270,7 +270,7 @@ class StopRequest:
     def _can_resume(self, preset: Preset) -> bool:
         if self._resumes is None:
             spec = self._launch_spec
-            texts = script_text.read_sources(
+            texts = frameworks.read_sources(
                 spec.program, is_module=spec.is_module, import_path=spec.import_path
             )
             self._resumes = preset.can_resume(texts, spec.args)

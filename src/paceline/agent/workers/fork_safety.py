@@ -11,7 +11,7 @@ import os
 import sys
 
 from paceline.agent.workers.variables.early_variables import is_read_at_import
-from paceline.contract import script_text
+from paceline.contract import frameworks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # a zygote must start fast
@@ -24,14 +24,14 @@ def read_program(launch_spec: LaunchSpec) -> str:
     """
     import_path = [launch_spec.in_snapshot(path) for path in launch_spec.import_path]
     program = launch_spec.in_snapshot(launch_spec.program)
-    return script_text.read_program(
+    return frameworks.read_program(
         program, is_module=launch_spec.is_module, import_path=import_path
     )[1]
 
 
 def uses_runtime(launch_spec: LaunchSpec) -> bool:
     """Return whether the program imports Paceline; otherwise it probably has no step boundaries."""
-    return script_text.imports_runtime(read_program(launch_spec))
+    return frameworks.imports_runtime(read_program(launch_spec))
 
 
 def variable_set_before_torch(source: str) -> str | None:

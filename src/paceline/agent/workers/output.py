@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.contract.files.log_times import format_mark, times_path
+from paceline.contract.run_folder import format_mark, times_path
 
 CHUNK = 1 << 16
 TAIL = 8192  # bytes of a rank's output that are kept for a failure report

@@ -16,19 +16,19 @@ import typer
 from paceline.cli import console, typer_options
 from paceline.cli.console import print_json
 from paceline.contract.claims import find_holder
-from paceline.contract.files.environment_file import forget_secrets, read_secret_names
-from paceline.contract.files.file_owner import is_own_folder
-from paceline.contract.files.size import show_size
+from paceline.contract.files import show_size
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.sweep.folder import SweepFolder
+from paceline.contract.sweep_folder import SweepFolder
 from paceline.contract.verdict import STOPPED
 from paceline.errors import ClusterError, UsageError
 from paceline.launch import warm_start
 from paceline.launch.checks.data import staging_request
+from paceline.launch.environment_file import forget_secrets, read_secret_names
 from paceline.launch.run_folder import resolve_scratch
 from paceline.slurm import squeue_and_sacct
 from paceline.slurm.job_states import LIVE, UNKNOWN, WAITING
 from paceline.slurm.node_command import run_on_node
+from paceline.spec.file_owner import is_own_folder
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
 from paceline.spec.quantities import show_seconds

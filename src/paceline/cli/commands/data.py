@@ -12,7 +12,7 @@ import typer
 from paceline.cli import console, typer_options
 from paceline.cli.commands import data_push
 from paceline.cli.parser import GroupedCommand
-from paceline.contract.files.size import show_size
+from paceline.contract.files import show_size
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.launch.checks.data import staging_request
 from paceline.launch.run_folder import resolve_scratch

@@ -11,7 +11,7 @@ import typer
 
 from paceline.cli import console, typer_options
 from paceline.cli.cluster_request import confirm
-from paceline.contract.files.size import show_size
+from paceline.contract.files import show_size
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.spec.home_path import expand_home
 

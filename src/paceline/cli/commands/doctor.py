@@ -12,17 +12,17 @@ import typer
 
 from paceline.cli import console, typer_options
 from paceline.cli.console import print_json
-from paceline.contract.findings import GOOD, NOTE, PROBLEM, WARNING, Finding, worst
 from paceline.errors import PacelineError
 from paceline.launch.run_folder import find_run, resolve_scratch
+from paceline.spec.findings import GOOD, NOTE, PROBLEM, WARNING, Finding, worst
 from paceline.spec.job import Program
 from paceline.spec.option import LAUNCH, PROJECT, RESOURCES
 
 if TYPE_CHECKING:
     from paceline.contract.fitness import Measurement
     from paceline.contract.launch_spec import LaunchSpec
-    from paceline.contract.probe_answer import NodeAnswer
     from paceline.contract.run_folder import RunFolder
+    from paceline.contract.stacks import NodeAnswer
     from paceline.watch.records import Record
 
 MARKS = {GOOD: ("✓", "good"), NOTE: ("·", "dim"), WARNING: ("!", "yellow"), PROBLEM: ("✗", "bad")}
@@ -136,10 +136,10 @@ def ask_nodes(record: Record, *, stacks: bool) -> list[NodeAnswer]:
     """Ask the nodes of a live run of this user's where its ranks are. If that fails, the run folder
     has to do.
     """
-    from paceline.contract.files.file_owner import is_own_folder
     from paceline.contract.hostlist import expand
-    from paceline.contract.probe_answer import NodeAnswer
+    from paceline.contract.stacks import NodeAnswer
     from paceline.launch.probes import ask_run
+    from paceline.spec.file_owner import is_own_folder
 
     if record.status != "running" or not is_own_folder(record.folder.path):
         return []
@@ -153,8 +153,8 @@ def ask_nodes(record: Record, *, stacks: bool) -> list[NodeAnswer]:
 
 def measure_nodes(record: Record) -> list[Finding]:
     """Measure the GPUs, cores and links of a live run's nodes."""
-    from paceline.contract.files.file_owner import is_own_folder
     from paceline.launch.probes import measure_run
+    from paceline.spec.file_owner import is_own_folder
 
     if record.status == "running" and record.job is None:
         text = (

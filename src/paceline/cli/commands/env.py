@@ -17,7 +17,6 @@ import typer
 from paceline.cli import console, typer_options
 from paceline.cli.console import print_json
 from paceline.cli.parser import GroupedCommand
-from paceline.contract.typed_command import cluster, to_type
 from paceline.errors import NoSlurm, UsageError
 from paceline.launch.environment import build as builds
 from paceline.launch.environment import store as stored
@@ -30,6 +29,7 @@ from paceline.spec.job import Job, Program
 from paceline.spec.load import FILE, load_job, validate_flag
 from paceline.spec.option import PATH
 from paceline.spec.quantities import show_seconds
+from paceline.spec.shell_text import cluster, to_type
 from paceline.spec.typed_flags import Flag
 from paceline.watch.scheduler import query_states
 

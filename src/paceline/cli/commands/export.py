@@ -13,21 +13,21 @@ import typer
 
 import paceline
 from paceline.cli import console, remote_output, runs
-from paceline.contract.checkpoint.marker import (
+from paceline.contract.checkpoint import (
     Marker,
+    checkpoint_step,
+    find_best,
     find_checkpoints,
     find_damage,
     is_complete,
     read_marker,
 )
-from paceline.contract.checkpoint.names import checkpoint_step
-from paceline.contract.checkpoint.score import find_best
-from paceline.contract.files.file_owner import is_own_folder
-from paceline.contract.files.size import show_size
+from paceline.contract.files import show_size
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError, EnvironmentProblem, UsageError
 from paceline.launch import weights
+from paceline.spec.file_owner import is_own_folder
 
 Output = Annotated[
     Path,

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import console, runs
-from paceline.contract.checkpoint.names import is_weights_file
-from paceline.contract.files.size import show_size
-from paceline.contract.run_path import is_run_path
+from paceline.contract.checkpoint import is_weights_file
+from paceline.contract.files import show_size
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.spec.home_path import expand_home
+from paceline.spec.run_path import is_run_path
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster import Forwarded
@@ -80,7 +80,7 @@ def command(
 
 def _serve(run: str, asked: list[str]) -> int:
     """The side of the cluster: list what there is to fetch, without some damaged checkpoints."""
-    from paceline.contract.run_path import run_path_of
+    from paceline.spec.run_path import run_path_of
     from paceline.ssh.fetch_list import choose_contents
     from paceline.watch.records import read_record
 
@@ -136,7 +136,7 @@ def _what(values: Any) -> str:
 
 
 def _target(listing: Mapping[str, Any], to: Path | None) -> Path:
-    from paceline.contract.sweep.folder import SweepFolder
+    from paceline.contract.sweep_folder import SweepFolder
     from paceline.launch.run_folder import create_scratch
 
     if to is not None:

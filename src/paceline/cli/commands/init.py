@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console
-from paceline.contract.files.foreign_records import make, parse_object
-from paceline.contract.quote import quote
+from paceline.contract.foreign_records import make, parse_object
 from paceline.contract.run_folder import write_atomically
-from paceline.contract.typed_command import cluster as shown_cluster
 from paceline.errors import ClusterError, NoSlurm, UsageError
 from paceline.launch.checks.machine import SCRATCH_VARIABLES, describe, interfaces, settings
 from paceline.slurm import commands as slurm
 from paceline.slurm.partitions import Partition, find_partitions, query_partitions
 from paceline.spec.load import FILE, profile_name, read_file
 from paceline.spec.quantities import parse_seconds, slurm_time
+from paceline.spec.shell_text import cluster as shown_cluster
+from paceline.spec.shell_text import quote
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster import Forwarded

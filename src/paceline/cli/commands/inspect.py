@@ -14,13 +14,13 @@ import typer
 from paceline.cli import console, typer_options
 from paceline.cli.commands.doctor import report
 from paceline.cli.parser import GroupedCommand
-from paceline.contract.output_file import write_output
+from paceline.contract.files import write_output
 from paceline.errors import UsageError
 from paceline.spec.option import LAUNCH, TRAINING
 from paceline.spec.typed_flags import Flag
 
 if TYPE_CHECKING:
-    from paceline.contract.files.sample_records import LoaderFacts
+    from paceline.contract.sample_records import LoaderFacts
     from paceline.tools.inspect.samples import Samples
 
 app = typer.Typer(

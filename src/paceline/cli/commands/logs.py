@@ -12,10 +12,10 @@ import typer
 
 from paceline.cli import cluster_views, runs
 from paceline.cli.log_printer import LogPrinter, follow_until_over, has_several_logs
-from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import FAILED
 from paceline.errors import UsageError
 from paceline.spec.quantities import parse_seconds
+from paceline.spec.shell_text import to_type
 from paceline.watch.log_file import LineSplitter, LogFile, Lookup
 from paceline.watch.records import Record, read_record
 from paceline.watch.run_follower import POLL_INTERVAL, RunMonitor

@@ -247,7 +247,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _changes(without: Sequence[str] | None) -> tuple[str, ...]:
-    from paceline.contract.files.proof_spec import CHANGES
+    from paceline.contract.proof_spec import CHANGES
 
     for each in without or ():
         if each not in CHANGES:

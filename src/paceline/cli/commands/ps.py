@@ -15,11 +15,11 @@ import typer
 from paceline.cli import cluster_views, console, runs, typer_options
 from paceline.cli.console import print_json
 from paceline.cli.tables import Column, fit, print_columns
-from paceline.contract.run_path import list_runs_and_sweeps
-from paceline.contract.sweep.folder import SweepFolder
-from paceline.contract.typed_command import to_type
+from paceline.contract.sweep_folder import SweepFolder
 from paceline.errors import UsageError
 from paceline.spec.quantities import brief_seconds, show_seconds
+from paceline.spec.run_path import list_runs_and_sweeps
+from paceline.spec.shell_text import to_type
 from paceline.sweep.overview import SweepOverview, read_sweep_overview, started_trials
 from paceline.sweep.results import PENDING, STATES, find_sweep, read_sweep
 from paceline.sweep.rows import to_label

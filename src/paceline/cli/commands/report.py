@@ -9,10 +9,9 @@ import typer
 
 from paceline.cli import cluster_views, console, runs
 from paceline.cli.remote_output import describe
-from paceline.contract.files.size import show_size
-from paceline.contract.output_file import is_standard_output, write_output
+from paceline.contract.files import is_standard_output, show_size, write_output
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.sweep.folder import SweepFolder
+from paceline.contract.sweep_folder import SweepFolder
 from paceline.errors import UsageError
 
 forwarded = cluster_views.forwarded  # with --on

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import console, typer_options
-from paceline.contract.quote import quote
 from paceline.contract.verdict import (
     DONE,
     DONE_UNSAVED,
@@ -25,6 +24,7 @@ from paceline.contract.verdict import (
 from paceline.errors import UsageError
 from paceline.spec.option import UNTIL_DONE
 from paceline.spec.settings import options_of
+from paceline.spec.shell_text import quote
 from paceline.spec.typed_flags import Flag
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def _say_ignored(flags: Sequence[Flag]) -> None:
 
 def _say_next(folder: RunFolder, job: Job, *, failed: bool) -> None:
     """Print how to go on, and what to type instead if the command line itself was the mistake."""
-    from paceline.contract.checkpoint.marker import find_checkpoints
+    from paceline.contract.checkpoint import find_checkpoints
     from paceline.watch.failure import describe_start, is_usage_error, read_failure
 
     run_id, attempts = folder.path.name, folder.attempts()

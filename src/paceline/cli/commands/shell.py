@@ -11,8 +11,6 @@ import typer
 from paceline.cli import console, runs, typer_options
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.quote import command_line
-from paceline.contract.typed_command import cluster
 from paceline.errors import UsageError
 from paceline.launch.plan.interactive_shell import (
     allocate_argv,
@@ -27,6 +25,7 @@ from paceline.slurm import squeue_and_sacct
 from paceline.slurm.submission_environment import submission_environment
 from paceline.spec.job import Program
 from paceline.spec.option import PROJECT, RESOURCES
+from paceline.spec.shell_text import cluster, command_line
 from paceline.spec.typed_flags import Flag
 from paceline.watch.records import read_record
 

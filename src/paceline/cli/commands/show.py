@@ -12,18 +12,16 @@ import typer
 from paceline.cli import cluster_views, console, runs, typer_options
 from paceline.cli.console import print_json
 from paceline.cli.wrapped_text import wrap_command, wrap_text
-from paceline.contract.checkpoint.marker import find_checkpoints
-from paceline.contract.checkpoint.score import find_best
-from paceline.contract.framework_presets import PRESETS, describe_contract
+from paceline.contract.checkpoint import find_best, find_checkpoints
+from paceline.contract.files import write_output
+from paceline.contract.frameworks import PRESETS, describe_contract
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.output_file import write_output
-from paceline.contract.quote import command_line
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.typed_command import type_again
 from paceline.contract.verdict import DONE, FAILED, STOPPED_EXIT
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.slurm.commands import known_jobs
 from paceline.spec.quantities import brief_seconds, show_seconds
+from paceline.spec.shell_text import command_line, type_again
 from paceline.watch import origin
 from paceline.watch.curves import Curves, MetricsReader
 from paceline.watch.details import RunDetails, flatten, read_config, read_details

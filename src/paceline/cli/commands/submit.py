@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console, runs, submit_first, typer_options
-from paceline.contract.typed_command import cluster, to_type
 from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED, STOPPED_EXIT, UNSETTLED_EXIT
 from paceline.errors import NoAnswer, UsageError
 from paceline.spec.option import OUTPUT, RESOURCES, UNTIL_DONE
+from paceline.spec.shell_text import cluster, to_type
 from paceline.watch.failure import describe_start, submit_again
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster import Forwarded
-    from paceline.contract.findings import Finding
     from paceline.contract.run_folder import RunFolder
     from paceline.launch.slurm_job import SlurmJob, Submitted
+    from paceline.spec.findings import Finding
 
 
 Resume = Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console, remote_output, typer_options
-from paceline.contract.sweep.folder import DONE, FAILED, SweepFolder
+from paceline.contract.sweep_folder import DONE, FAILED, SweepFolder
 from paceline.errors import UsageError
 from paceline.spec.option import LAUNCH, PROJECT, RESOURCES, SWEEP
 from paceline.spec.settings import TABLE, options_of

@@ -12,7 +12,7 @@ import typer
 
 from paceline.cli import runs
 from paceline.contract.run_folder import RunFolder, write_atomically
-from paceline.contract.sweep.folder import SweepFolder
+from paceline.contract.sweep_folder import SweepFolder
 from paceline.slurm import commands as slurm
 from paceline.slurm import squeue_and_sacct
 from paceline.sweep.folder import find_pids

@@ -14,14 +14,13 @@ from paceline.cli.commands.report import write_report
 from paceline.cli.console import print_json
 from paceline.cli.remote_output import describe
 from paceline.cli.tables import Column, fit, make_table
-from paceline.contract.files.foreign_records import read_object
-from paceline.contract.output_file import is_standard_output, write_output
-from paceline.contract.quote import quote
+from paceline.contract.files import is_standard_output, write_output
+from paceline.contract.foreign_records import read_object
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.sweep.folder import DONE, FAILED
-from paceline.contract.typed_command import cluster, to_type
+from paceline.contract.sweep_folder import DONE, FAILED
 from paceline.errors import UsageError
 from paceline.spec.quantities import show_seconds
+from paceline.spec.shell_text import cluster, quote, to_type
 from paceline.sweep.overview import make_sweep_overview
 from paceline.sweep.results import MISSING, PENDING, RUNNING, Sweep, find_sweep, read_sweep
 from paceline.sweep.rows import Row, has_repeats, rows, sort_by, to_label, value_text

@@ -11,13 +11,12 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, runs
-from paceline.contract.quote import quote
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.sweep.folder import DONE, PRUNED, SweepFolder
-from paceline.contract.typed_command import to_type
+from paceline.contract.sweep_folder import DONE, PRUNED, SweepFolder
 from paceline.contract.verdict import DONE_UNSAVED, STOPPED, STOPPED_EXIT
 from paceline.errors import UsageError
 from paceline.spec.quantities import parse_wait, show_seconds
+from paceline.spec.shell_text import quote, to_type
 from paceline.sweep.results import PENDING, RUNNING, find_sweep, read_sweep
 from paceline.watch.overview import make_overview
 from paceline.watch.run_follower import RunMonitor

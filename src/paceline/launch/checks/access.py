@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from paceline.contract.typed_command import cluster
+from paceline.spec.shell_text import cluster
 
 
 def nearest_existing(path: Path) -> Path:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from paceline.contract.findings import GOOD, PROBLEM, Finding
-from paceline.contract.run_path import RunPath
 from paceline.errors import PacelineError
 from paceline.launch.plan.launch_spec import data_settings
+from paceline.spec.findings import GOOD, PROBLEM, Finding
 from paceline.spec.job import Job
+from paceline.spec.run_path import RunPath
 from paceline.staging.request import StagingRequest, check_sources, make_request
 
 

@@ -8,7 +8,6 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.contract.run_folder import NO_SCONTROL, USED_BY_JOBS
 from paceline.launch.checks.access import describe_closed, find_closed, hint_for, nearest_existing
 from paceline.launch.checks.data import check_data
@@ -18,6 +17,7 @@ from paceline.launch.environment.store import check_built
 from paceline.launch.plan.slurm import SlurmPlan
 from paceline.slurm.limits import check_limits, check_with_slurm
 from paceline.slurm.partitions import Partition
+from paceline.spec.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.spec.job import Job
 
 LITTLE_SPACE, NO_SPACE = 2 * 2**30, 64 * 2**20

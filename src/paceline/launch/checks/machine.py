@@ -12,13 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from paceline.contract.env import POLL_INTERVAL
-from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.errors import ClusterError, NotConfigured
 from paceline.launch.checks.access import nearest_existing
 from paceline.launch.checks.quota import file_system
 from paceline.launch.machine import detect_machine
 from paceline.slurm import commands as slurm
 from paceline.slurm.partitions import Partition, query_partitions
+from paceline.spec.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.spec.site import SITE_FILE, find_site
 
 FABRIC = " (InfiniBand)"  # after the name of a device

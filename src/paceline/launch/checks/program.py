@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.env import ON_CLUSTER
-from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
-from paceline.contract.typed_command import to_type
 from paceline.launch.checks.access import describe_closed, find_closed, hint_for
 from paceline.launch.environment.container import NO_ENGINE, image_path, is_fetched
 from paceline.launch.environment.probe import MODULE_COMMAND, ProbeResult, module_hint, probe_python
 from paceline.launch.plan.slurm import SlurmPlan
+from paceline.spec.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.spec.job import Job
+from paceline.spec.shell_text import to_type
 
 # Runs on the job's own interpreter. Imports that a script guards (in a try, a function, an if) are
 # not checked.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.spec.findings import GOOD, PROBLEM, WARNING, Finding
 
 NEARLY_FULL = 0.95  # of a limit
 TIMEOUT = 10.0  # seconds for a file server to respond

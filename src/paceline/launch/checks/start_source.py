@@ -9,10 +9,15 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.contract.checkpoint.marker import find_checkpoints, is_complete, read_marker
-from paceline.contract.checkpoint.names import WEIGHTS_SUFFIXES, is_weights_file
-from paceline.contract.checkpoint.safetensors import read_header
-from paceline.contract.checkpoint.weights_folder import find_weight_files
+from paceline.contract.checkpoint import (
+    WEIGHTS_SUFFIXES,
+    find_checkpoints,
+    find_weight_files,
+    is_complete,
+    is_weights_file,
+    read_marker,
+)
+from paceline.contract.safetensors import read_header
 from paceline.errors import CheckpointError, UsageError
 from paceline.launch import run_folder as folders
 from paceline.spec.home_path import expand_home

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.contract.framework_presets import describe_contract
-from paceline.contract.script_text import find_preset, opens_session, read_sources
+from paceline.contract.frameworks import describe_contract, find_preset, opens_session, read_sources
 from paceline.spec.job import Job
 
 

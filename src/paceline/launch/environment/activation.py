@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import PurePath
 
 from paceline.contract import env
-from paceline.contract.files.environment_file import SECRETS_MARK
-from paceline.contract.quote import quote
 from paceline.contract.redaction import REDACTED, redact
 from paceline.errors import SpecError
+from paceline.launch.environment_file import SECRETS_MARK
 from paceline.launch.secrets.declared import Secrets, belongs_to_script
 from paceline.slurm.batch_script import ModuleSection
 from paceline.spec.job import Job
 from paceline.spec.job_tables import Environment
+from paceline.spec.shell_text import quote
 
 
 def environment_path(job: Job, environ: Mapping[str, str]) -> str:

@@ -15,10 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.quote import quote
 from paceline.contract.redaction import redact
 from paceline.contract.run_folder import SUBMITTING, write_atomically
-from paceline.contract.typed_command import cluster, to_type
 from paceline.errors import ClusterError, EnvironmentProblem, JobRejected, UsageError
 from paceline.launch.environment.activation import PROXIES, module_section, module_variables
 from paceline.launch.environment.build_script import (
@@ -40,6 +38,7 @@ from paceline.slurm.job_states import LIVE, WAITING, JobState
 from paceline.slurm.sbatch import run_sbatch
 from paceline.slurm.submission_environment import submission_environment
 from paceline.spec.job import Job
+from paceline.spec.shell_text import cluster, quote, to_type
 
 OLD_BUILD = 7 * 86400  # seconds after which a build counts as over
 FIRST = re.compile(r"torch(?![\w.-])", re.IGNORECASE)  # installed before the other packages

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.files.folder_entry import Entry
-from paceline.contract.quote import quote
 from paceline.contract.redaction import has_password
+from paceline.contract.run_folder import Entry
 from paceline.errors import SpecError
 from paceline.launch.environment.container import engines
 from paceline.slurm.sbatch_directives import Directive, file_pattern, render, require_plain_path
 from paceline.spec.job import Job
 from paceline.spec.quantities import slurm_size, slurm_time
+from paceline.spec.shell_text import quote
 
 MARKER = "paceline-built.json"  # in the folder of an environment, written last
 IMAGE = "image.sif"

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 
-from paceline.contract.quote import command_line, quote
-from paceline.contract.run_path import RunPath
 from paceline.errors import SpecError
 from paceline.slurm.batch_script import ContainerEntry
 from paceline.spec.job import Job
+from paceline.spec.run_path import RunPath
+from paceline.spec.shell_text import command_line, quote
 
 FUNCTION = "paceline_inside"  # `paceline_inside COMMAND...` runs a command in the container
 NO_ENGINE = 96  # its exit code where there is no engine

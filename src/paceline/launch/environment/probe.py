@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.contract import env
-from paceline.contract.quote import quote
 from paceline.launch.environment.container import FUNCTION
 from paceline.launch.plan.slurm import SlurmPlan
 from paceline.slurm.batch_script import ModuleSection, load_line
+from paceline.spec.shell_text import quote
 
 # seconds: module systems on a busy file system take their time, and so does a first import
 TIMEOUT = 120.0

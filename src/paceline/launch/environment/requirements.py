@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.contract.files.sent_code import laptop_path
-from paceline.contract.typed_command import cluster, to_type
 from paceline.errors import SpecError
 from paceline.spec.home_path import expand_home
 from paceline.spec.job import Job
+from paceline.spec.sent_code import laptop_path
+from paceline.spec.shell_text import cluster, to_type
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -17,9 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.files.foreign_records import read_object
-from paceline.contract.findings import PROBLEM, WARNING, Finding
-from paceline.contract.quote import quote
+from paceline.contract.foreign_records import read_object
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.launch.environment.activation import module_section, module_variables
 from paceline.launch.environment.build_script import IMAGE, LOCK, MARKER, is_remote
@@ -27,8 +25,10 @@ from paceline.launch.environment.probe import module_lines, probe
 from paceline.launch.environment.requirements import Requirements, read_requirements
 from paceline.launch.run_folder import resolve_scratch
 from paceline.slurm.submission_environment import submission_environment
+from paceline.spec.findings import PROBLEM, WARNING, Finding
 from paceline.spec.home_path import expand_home
 from paceline.spec.job import Job
+from paceline.spec.shell_text import quote
 
 STORE = ".environments"
 _FORMAT = 1  # another way to build is another environment

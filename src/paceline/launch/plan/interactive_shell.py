@@ -7,12 +7,12 @@ from pathlib import PurePath
 
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.quote import quote
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.launch.environment.container import FUNCTION
 from paceline.launch.plan.slurm import SlurmPlan
 from paceline.slurm.batch_script import python_path
+from paceline.spec.shell_text import quote
 
 # A shell that has run the lines: one for a person, or one that reads its commands from a pipe. It
 # skips the user's start-up files, which no job reads: they might undo what the lines did (`conda

@@ -10,8 +10,8 @@ from typing import Any
 
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact, redact_args, redact_text, redact_values
-from paceline.contract.run_path import RunPath
 from paceline.spec.job import Job
+from paceline.spec.run_path import RunPath
 
 # The runtime's settings, and the keys that set them.
 RUNTIME_KEYS = {

@@ -11,9 +11,7 @@ from pathlib import Path
 from paceline.contract import env
 from paceline.contract.gpus import VISIBLE_DEVICES
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.quote import command_line
 from paceline.contract.redaction import redact, redact_args, redact_values
-from paceline.contract.run_path import RunPath
 from paceline.errors import SpecError
 from paceline.launch.plan.launch_spec import RankCounts, make_launch_spec
 from paceline.launch.secrets.declared import (
@@ -25,7 +23,9 @@ from paceline.launch.secrets.declared import (
     plain_variables,
 )
 from paceline.spec.job import Job
+from paceline.spec.run_path import RunPath
 from paceline.spec.settings import Tables
+from paceline.spec.shell_text import command_line
 
 DEFAULT_RANKS = 2  # without GPUs: the fewest that show what distributed code does
 LOCAL_STYLES = ("fork", "torchrun", "spawn", "lightning", "accelerate")

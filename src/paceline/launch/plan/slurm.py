@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.quote import command_line
-from paceline.contract.run_path import RunPath
 from paceline.errors import UsageError
 from paceline.launch.environment.activation import (
     activation_lines,
@@ -28,6 +26,8 @@ from paceline.slurm.sbatch import BatchJob
 from paceline.slurm.sbatch_directives import TaskCounts, count_tasks, directives, require_plain_path
 from paceline.slurm.submission_environment import submission_environment
 from paceline.spec.job import Job
+from paceline.spec.run_path import RunPath
+from paceline.spec.shell_text import command_line
 
 DEFAULT_ATTEMPTS = 3
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from paceline.contract.env import MAX_BYTES, is_too_large
-from paceline.contract.findings import GOOD, PROBLEM, Finding
-from paceline.contract.quote import quote
 from paceline.errors import EnvironmentProblem, PacelineError, SpecError
 from paceline.launch.secrets.declared import FROM_SHELL, Secrets, choose_secrets, received_secrets
+from paceline.spec.findings import GOOD, PROBLEM, Finding
 from paceline.spec.job import Job
+from paceline.spec.shell_text import quote
 
 WANDB_KEY = "WANDB_API_KEY"
 WANDB_BASE_URL = "WANDB_BASE_URL"

@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-from paceline.contract.checkpoint.names import is_weights_file
-from paceline.contract.checkpoint.safetensors import read_header
-from paceline.contract.checkpoint.weights_folder import find_weight_files
+from paceline.contract.checkpoint import find_weight_files, is_weights_file
+from paceline.contract.safetensors import read_header
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint import restore, state_tree
 from paceline.runtime.checkpoint.newest_complete import RankGroup, find_start

@@ -15,9 +15,13 @@ from typing import Any
 
 import torch
 
-from paceline.contract.checkpoint.marker import is_complete, list_checkpoints
-from paceline.contract.checkpoint.names import checkpoint_name, checkpoint_step
-from paceline.contract.checkpoint.score import Score
+from paceline.contract.checkpoint import (
+    Score,
+    checkpoint_name,
+    checkpoint_step,
+    is_complete,
+    list_checkpoints,
+)
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.checkpoint import restore, retention, shares, state_tree, writer
 from paceline.runtime.checkpoint.folder_lock import FolderLock

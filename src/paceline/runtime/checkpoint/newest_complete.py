@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.checkpoint.marker import (
+from paceline.contract.checkpoint import (
     find_checkpoints,
     find_damage,
     list_checkpoints,

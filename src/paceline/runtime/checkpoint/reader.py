@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from paceline.contract.checkpoint.marker import Marker, read_marker
-from paceline.contract.checkpoint.names import OBJECTS_FILE, is_share, state_file
-from paceline.contract.checkpoint.safetensors import Piece, read_header
-from paceline.contract.files.shared_folders import open_without_waiting
+from paceline.contract.checkpoint import OBJECTS_FILE, Marker, is_share, read_marker, state_file
+from paceline.contract.files import open_without_waiting
+from paceline.contract.safetensors import Piece, read_header
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint import state_tree
 from paceline.runtime.checkpoint.state_tree import METADATA_KEY, TORCH_DTYPES

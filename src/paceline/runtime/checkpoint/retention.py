@@ -13,9 +13,18 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.contract.checkpoint.marker import Marker, is_complete, list_checkpoints, read_marker
-from paceline.contract.checkpoint.names import CHECKPOINT_MARKER, REMOVED, checkpoint_name
-from paceline.contract.checkpoint.score import Score, choose_best, is_better
+from paceline.contract.checkpoint import (
+    CHECKPOINT_MARKER,
+    REMOVED,
+    Marker,
+    Score,
+    checkpoint_name,
+    choose_best,
+    is_better,
+    is_complete,
+    list_checkpoints,
+    read_marker,
+)
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import CheckpointError, UsageError
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from paceline.contract.checkpoint.safetensors import BLOCK, Piece
+from paceline.contract.safetensors import BLOCK, Piece
 from paceline.runtime.checkpoint.shares import SMALL, Share, make_share, signature
 from paceline.runtime.checkpoint.state_tree import TORCH_DTYPES, StateTensors
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from paceline.contract.checkpoint.safetensors import Piece, make_header
+from paceline.contract.safetensors import Piece, make_header
 from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES, canonical_json
 
 SMALL = 1 << 20  # smaller pieces are packed on a GPU before they are copied to the host

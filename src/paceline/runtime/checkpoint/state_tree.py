@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from paceline.contract.checkpoint.safetensors import DTYPES, ITEM_SIZES, MAX_SIZE
+from paceline.contract.safetensors import DTYPES, ITEM_SIZES, MAX_SIZE
 from paceline.errors import CheckpointError
 
 PLAIN = (type(None), bool, int, float, str)

@@ -18,10 +18,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.checkpoint import names
-from paceline.contract.checkpoint.marker import FileChecksum, Marker, read_marker
-from paceline.contract.checkpoint.safetensors import BLOCK
+from paceline.contract.checkpoint import (
+    CHECKPOINT_MARKER,
+    FAILED,
+    OBJECTS_FILE,
+    PARTIAL,
+    FileChecksum,
+    Marker,
+    checkpoint_name,
+    rank_suffix,
+    read_marker,
+    share_file,
+    state_file,
+)
 from paceline.contract.run_folder import write_atomically
+from paceline.contract.safetensors import BLOCK
 from paceline.errors import CheckpointError, TakenOver
 from paceline.runtime.checkpoint import retention
 from paceline.runtime.checkpoint.save_buffer import Image
@@ -76,16 +87,16 @@ class SaveTask:
 
     @property
     def final(self) -> Path:
-        return self.folder / names.checkpoint_name(self.step)
+        return self.folder / checkpoint_name(self.step)
 
     @property
     def partial(self) -> Path:
-        return self.folder / f"{self.final.name}{names.PARTIAL}{self.id}"
+        return self.folder / f"{self.final.name}{PARTIAL}{self.id}"
 
     @property
     def failed(self) -> Path:
         """The file that rank 0 writes when it abandons the save."""
-        return self.partial.with_name(self.partial.name + names.FAILED)
+        return self.partial.with_name(self.partial.name + FAILED)
 
 
 def run(task: SaveTask) -> None:
@@ -130,14 +141,14 @@ def _write_files(task: SaveTask) -> dict[str, FileChecksum]:
         )
     task.partial.mkdir(parents=True, exist_ok=True)
     if task.image.share.pieces or task.rank == 0:
-        name = names.share_file(task.rank, task.world_size)
+        name = share_file(task.rank, task.world_size)
         files[name] = write_image(
             task.partial / name, task.image.memory(), size=task.image.file_size
         )
-    name = names.state_file(task.rank, task.world_size)
+    name = state_file(task.rank, task.world_size)
     files[name] = _write_json(task.partial / name, task.state)
     if task.objects is not None:
-        files[names.OBJECTS_FILE] = _write_json(task.partial / names.OBJECTS_FILE, task.objects)
+        files[OBJECTS_FILE] = _write_json(task.partial / OBJECTS_FILE, task.objects)
     return files
 
 
@@ -260,7 +271,7 @@ def _commit(task: SaveTask, reports: dict[int, dict[str, Any]]) -> None:
         files=files,
         tensor=task.tensor,
     )
-    _write_synced(task.partial / names.CHECKPOINT_MARKER, marker.to_json().encode())
+    _write_synced(task.partial / CHECKPOINT_MARKER, marker.to_json().encode())
     for folder in {(task.partial / name).parent for name in files}:
         _sync_folder(folder)
     if task.before_commit is not None:
@@ -294,7 +305,7 @@ def _abandon(task: SaveTask) -> None:
             task.failed.touch()
             shutil.rmtree(task.partial, ignore_errors=True)
             return
-        for path in task.partial.glob(f"*-{names.rank_suffix(task.rank, task.world_size)}*"):
+        for path in task.partial.glob(f"*-{rank_suffix(task.rank, task.world_size)}*"):
             path.unlink(missing_ok=True)
         _write_report(task, {"error": task.error, "reason": task.reason})
     except OSError:

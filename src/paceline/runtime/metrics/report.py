@@ -13,7 +13,7 @@ from typing import Any
 from paceline.contract import env
 from paceline.contract.jsonl import LineWriter
 from paceline.contract.run_folder import write_atomically
-from paceline.contract.sweep.folder import SweepFolder, TrialFolder, is_number, read_lines
+from paceline.contract.sweep_folder import SweepFolder, TrialFolder, is_number, read_lines
 from paceline.errors import UsageError
 from paceline.runtime.console import note
 
@@ -78,7 +78,7 @@ class TrialReporter:
         self._seen.add(step)
         try:
             if self._pruner is None:
-                from paceline.contract.sweep.optuna_study import Pruner
+                from paceline.contract.optuna_study import Pruner
 
                 sweep, own = SweepFolder(Path(self._trial["sweep"])), self._trial
                 self._pruner = Pruner(

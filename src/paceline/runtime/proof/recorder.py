@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.contract.files.proof_spec import (
+from paceline.contract.jsonl import LineWriter
+from paceline.contract.proof_spec import (
     BATCHNORM,
     DRAWS,
     DROPOUT,
@@ -31,7 +32,6 @@ from paceline.contract.files.proof_spec import (
     ProofSpec,
     record_path,
 )
-from paceline.contract.jsonl import LineWriter
 from paceline.errors import RunError
 from paceline.runtime.lr_scale import LrScale, effective_rate, get_lr_scale
 from paceline.runtime.proof.calls import Call, PendingCalls, tensors_of

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.contract.framework_presets import PRESETS, Preset
+from paceline.contract.frameworks import PRESETS, Preset
 from paceline.tools.adopt.script import Script, last_name
 from paceline.tools.adopt.source_edits import Remark
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.files.foreign_records import read_tail
+from paceline.contract.foreign_records import read_tail
 from paceline.contract.verdict import DONE, INTERRUPTED_EXIT
 from paceline.errors import EnvironmentProblem, LaunchError
 from paceline.launch.agents import ParallelRuns

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from paceline.contract.files.sample_records import CONTENT, INDEX, POSITION
-from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.contract.sample_records import CONTENT, INDEX, POSITION
+from paceline.spec.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.tools.inspect.samples import Epoch, Key, Samples
 
 WITH_REPLACEMENT = ("WeightedRandomSampler", "RandomSampler(replacement=True)")

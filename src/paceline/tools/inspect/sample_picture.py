@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from paceline.contract.files.sample_records import CONTENT
+from paceline.contract.sample_records import CONTENT
 from paceline.tools.inspect.samples import Epoch, Key, Samples
 
 COLOURS = ("#3b7dd8", "#e8590c", "#2f9e5b", "#a64ac9", "#c99a1d", "#d1383d", "#159a9c", "#6b7280")

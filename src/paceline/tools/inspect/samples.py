@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from paceline.contract.files.sample_records import (
+from paceline.contract.sample_records import (
     Batch,
     EpochEnd,
     EpochStart,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from paceline.contract.files.proof_spec import OTHER_DRAWS
+from paceline.contract.proof_spec import OTHER_DRAWS
 from paceline.errors import UsageError
 
 DEFAULT_STYLE = "fork"

@@ -12,11 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.contract import env
-from paceline.contract.checkpoint.marker import find_checkpoints
-from paceline.contract.checkpoint.names import checkpoint_step
-from paceline.contract.files.foreign_records import read_object
-from paceline.contract.files.proof_spec import ProofSpec, record_path
-from paceline.contract.quote import quote
+from paceline.contract.checkpoint import checkpoint_step, find_checkpoints
+from paceline.contract.foreign_records import read_object
+from paceline.contract.proof_spec import ProofSpec, record_path
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED
 from paceline.errors import EnvironmentProblem, RunError, UsageError
@@ -26,6 +24,7 @@ from paceline.launch.plan.local import LocalPlan
 from paceline.launch.resume import read_launch_spec
 from paceline.launch.submission import EarlierRun
 from paceline.spec.job import Job, Program
+from paceline.spec.shell_text import quote
 from paceline.spec.typed_flags import Flag
 from paceline.tools.prove.cases import Case
 from paceline.tools.prove.records import CaseRecords, read_logged, read_ranks

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.files.foreign_records import read_objects
-from paceline.contract.files.proof_spec import END, START, STEP, record_path
+from paceline.contract.foreign_records import read_objects
+from paceline.contract.proof_spec import END, START, STEP, record_path
 from paceline.tools.prove.cases import Case
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
-from paceline.contract.files.shared_folders import make_own_folder, open_own_file
+from paceline.contract.files import make_own_folder, open_own_file
 from paceline.errors import EnvironmentProblem
 from paceline.tools.sandbox.packages import program
 from paceline.tools.sandbox.processes import Process

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract import env
-from paceline.contract.files.folder_entry import Entry
-from paceline.contract.files.state_folder import state_folder
-from paceline.contract.run_folder import write_atomically
+from paceline.contract.run_folder import Entry, write_atomically
 from paceline.errors import EnvironmentProblem, UsageError
+from paceline.spec.home_path import state_folder
 from paceline.tools.sandbox.processes import Process
 
 PLAIN, NAMESPACES = "plain", "namespaces"

@@ -21,12 +21,11 @@ from textual.events import DescendantBlur, DescendantFocus
 from textual.message import Message
 from textual.widgets import Input, Static
 
-from paceline.contract.files.foreign_records import read_object
-from paceline.contract.quote import quote
+from paceline.contract.foreign_records import read_object
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.sweep.folder import TrialFolder
-from paceline.contract.typed_command import to_type
+from paceline.contract.sweep_folder import TrialFolder
 from paceline.errors import PacelineError
+from paceline.spec.shell_text import quote, to_type
 from paceline.sweep.rows import to_label
 from paceline.ui.actions import Question, act, find_question
 from paceline.ui.run_list import RunList

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from paceline.contract.quote import quote
 from paceline.spec.quantities import show_seconds
+from paceline.spec.shell_text import quote
 from paceline.ui.terminal.plots import bar, short_number
 from paceline.ui.terminal.rows import WAITING, Row, summary
 from paceline.ui.terminal.text import plain

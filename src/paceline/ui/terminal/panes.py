@@ -18,8 +18,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Static
 
-from paceline.contract.quote import quote
-from paceline.contract.typed_command import to_type
+from paceline.spec.shell_text import quote, to_type
 from paceline.ui.run_reader import MAX_LINES
 from paceline.ui.terminal.columns import status_style
 from paceline.ui.terminal.facts import facts, plot

@@ -32,12 +32,11 @@ from starlette.responses import FileResponse, HTMLResponse, Response, StreamingR
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from paceline.contract.quote import quote
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.sweep.folder import SweepFolder
-from paceline.contract.typed_command import to_type
+from paceline.contract.sweep_folder import SweepFolder
 from paceline.errors import EnvironmentProblem, PacelineError, UsageError
 from paceline.launch.diff import compare_run
+from paceline.spec.shell_text import quote, to_type
 from paceline.sweep.report import describe_trials
 from paceline.sweep.results import read_sweep
 from paceline.ui.actions import act, allowed_verbs

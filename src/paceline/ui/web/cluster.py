@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.contract.typed_command import to_type
 from paceline.errors import ClusterError
 from paceline.slurm.job_states import WAITING, JobState
 from paceline.slurm.node_use import PartitionUse
+from paceline.spec.shell_text import to_type
 from paceline.watch import origin
 from paceline.watch.overview import Overview
 from paceline.watch.reasons import expected_start, explain_reason

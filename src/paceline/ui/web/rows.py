@@ -9,10 +9,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.sweep.folder import SweepFolder
+from paceline.contract.sweep_folder import SweepFolder
 from paceline.errors import UsageError
+from paceline.spec.file_owner import is_own_folder
 from paceline.sweep.overview import SweepOverview
 from paceline.ui.json_text import encode
 from paceline.ui.run_list import RunList

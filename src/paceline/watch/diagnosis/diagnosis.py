@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from paceline import errors
-from paceline.contract.findings import GOOD, PROBLEM, Finding
-from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import DONE, STOPPED
+from paceline.spec.findings import GOOD, PROBLEM, Finding
+from paceline.spec.shell_text import to_type
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.diagnosis.hang import check_flight_recorder, check_hang
 from paceline.watch.diagnosis.network import (

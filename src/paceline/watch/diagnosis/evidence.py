@@ -9,22 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.contract.claims import find_holder
-from paceline.contract.files.foreign_records import (
-    NUMBER,
-    Fields,
-    keep_valid,
-    read_bounded,
-    read_objects,
-)
-from paceline.contract.files.foreign_records import read_tail as read_end
-from paceline.contract.findings import GOOD, Finding
+from paceline.contract.foreign_records import NUMBER, Fields, keep_valid, read_bounded, read_objects
+from paceline.contract.foreign_records import read_tail as read_end
 from paceline.contract.hostlist import expand
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.probe_answer import NodeAnswer
 from paceline.contract.run_folder import AttemptFolder, RunFolder
-from paceline.contract.stacks import Stack, read_stack
+from paceline.contract.stacks import NodeAnswer, Stack, read_stack
 from paceline.contract.verdict import DONE
 from paceline.errors import UsageError
+from paceline.spec.findings import GOOD, Finding
 from paceline.watch.failure import read_failure
 from paceline.watch.node_usage import (
     NodeUsage,

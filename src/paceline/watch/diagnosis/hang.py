@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.files.foreign_records import read_bounded
-from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.contract.foreign_records import read_bounded
 from paceline.contract.heartbeat_file import READY, RUNNING
 from paceline.contract.run_folder import FLIGHT_RECORDER
+from paceline.spec.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.node_usage import RankSample
 

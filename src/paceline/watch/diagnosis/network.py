@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
-from paceline.contract.probe_answer import NodeAnswer
-from paceline.contract.typed_command import to_type
+from paceline.contract.stacks import NodeAnswer
 from paceline.contract.verdict import DONE, FAILED
+from paceline.spec.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.spec.quantities import show_seconds
+from paceline.spec.shell_text import to_type
 from paceline.watch.diagnosis.evidence import AgentEvidence, Evidence
 from paceline.watch.run_status import newest_verdict
 

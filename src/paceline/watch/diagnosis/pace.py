@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from paceline.contract.files.foreign_records import make, read_object
-from paceline.contract.findings import GOOD, NOTE, PROBLEM, WARNING, Finding
 from paceline.contract.fitness import Judgement, Measurement, expected_between, expected_within
+from paceline.contract.foreign_records import make, read_object
 from paceline.contract.heartbeat_file import RUNNING
+from paceline.spec.findings import GOOD, NOTE, PROBLEM, WARNING, Finding
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.diagnosis.resources import THROTTLED, saturated
 from paceline.watch.latest import read_data_wait

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.spec.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.failure import name_failure
 

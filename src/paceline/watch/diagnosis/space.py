@@ -7,8 +7,8 @@ import re
 import shutil
 from pathlib import Path
 
-from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.contract.verdict import DONE
+from paceline.spec.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.failure import failure_text, name_failure
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.run_path import RunPath
 from paceline.errors import SpecError
 from paceline.launch.secrets.declared import SCRIPT_PREFIX, Secrets
 from paceline.slurm.batch_script import shell_library
+from paceline.spec.run_path import RunPath
 from tests.golden.cases import HERE, plan
 
 SRUN = 'touch "$PACELINE_RUN/begun"; while [ ! -e "$PACELINE_RUN/$END" ]; do sleep 0.05; done\n'

@@ -9,11 +9,11 @@ import pytest
 
 from paceline.contract import env
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.run_path import RunPath
 from paceline.errors import UsageError
 from paceline.launch.plan.interactive_shell import PIPED, setup_from_run
 from paceline.launch.plan.slurm import SlurmPlan
 from paceline.launch.slurm_job import write_files
+from paceline.spec.run_path import RunPath
 from tests.golden.cases import plan
 
 STRICT = {"environment.setup": ["set -euo pipefail", "export FROM_SETUP=yes"]}

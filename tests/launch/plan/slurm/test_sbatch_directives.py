@@ -125,7 +125,7 @@ def test_sbatch_defaults_stay_unless_overruled_and_are_named() -> None:
 
 
 def test_paths_that_slurm_or_python_would_split_are_rejected() -> None:
-    from paceline.contract.run_path import RunPath
+    from paceline.spec.run_path import RunPath
 
     for folder, name in (("a:b", "a colon"), ("a\\b", "a backslash")):
         with pytest.raises(PacelineError, match=re.escape(f"has {name} in its path")):

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 import paceline
-from paceline.contract.findings import GOOD, PROBLEM, WARNING
 from paceline.runtime import loop
 from paceline.runtime.data.inspection.loader_walk import LoaderWalk
 from paceline.runtime.data.inspection.plain_loaders import PlainLoaders, split_batch
 from paceline.runtime.data.inspection.recorder import Recorder, digest
+from paceline.spec.findings import GOOD, PROBLEM, WARNING
 from paceline.tools.inspect.sample_checks import check_samples
 from paceline.tools.inspect.samples import Samples, read_samples
 from tests.forked_ranks import Ranks

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from paceline.contract import env, wandb_server
-from paceline.contract.checkpoint.names import CHECKPOINT_MARKER
+from paceline.contract.checkpoint import CHECKPOINT_MARKER
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from tests.forked_ranks import Ranks

@@ -10,7 +10,7 @@ import socket
 import struct
 import zlib
 
-from paceline.contract.files.shared_folders import find_own_folder, make_own_folder
+from paceline.contract.files import find_own_folder, make_own_folder
 
 MEMORY = "/dev/shm"
 PREFIX = "warm-"

@@ -12,7 +12,7 @@ from paceline.agent.workers import fork_safety
 from paceline.agent.workers.variables.import_reads import record_reads
 from paceline.agent.workers.variables.rank_variables import thread_variables
 from paceline.agent.workers.zygote.start import ZygoteOptions
-from paceline.contract import script_text
+from paceline.contract import frameworks
 
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
@@ -22,7 +22,7 @@ def shared_modules(options: ZygoteOptions, folder: str) -> list[str]:
     user's own.
     """
     program = options.program if options.is_module else os.path.join(folder, options.program)
-    _, source = script_text.read_program(program, is_module=options.is_module, import_path=[folder])
+    _, source = frameworks.read_program(program, is_module=options.is_module, import_path=[folder])
     return ["torch", "torch.distributed", *fork_safety.modules_to_preload(source)]
 
 

@@ -17,10 +17,9 @@ from pathlib import Path
 
 import torch
 
-from paceline.contract.checkpoint.marker import read_marker
-from paceline.contract.checkpoint.safetensors import Piece, make_header, write_file
-from paceline.contract.files.size import show_size
-from paceline.contract.output_file import open_output
+from paceline.contract.checkpoint import read_marker
+from paceline.contract.files import open_output, show_size
+from paceline.contract.safetensors import Piece, make_header, write_file
 from paceline.errors import PacelineError
 from paceline.runtime.checkpoint.reader import CheckpointReader
 from paceline.runtime.checkpoint.sharded import state as sharded

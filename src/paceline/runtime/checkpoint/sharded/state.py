@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from paceline.contract.checkpoint.marker import FileChecksum
-from paceline.contract.checkpoint.names import SHARDED_FOLDER
+from paceline.contract.checkpoint import SHARDED_FOLDER, FileChecksum
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint.save_buffer import Image
 from paceline.runtime.checkpoint.state_tree import TORCH_DTYPES, dtensor_class

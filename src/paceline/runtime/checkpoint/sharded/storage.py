@@ -28,10 +28,9 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from paceline.contract.checkpoint.marker import FileChecksum
-from paceline.contract.checkpoint.names import SHARD_INDEX, shard_file
-from paceline.contract.checkpoint.safetensors import ITEM_SIZES, Piece, make_header
-from paceline.contract.files.shared_folders import open_without_waiting
+from paceline.contract.checkpoint import SHARD_INDEX, FileChecksum, shard_file
+from paceline.contract.files import open_without_waiting
+from paceline.contract.safetensors import ITEM_SIZES, Piece, make_header
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint.reader import read_into
 from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES, TORCH_DTYPES, count_elements

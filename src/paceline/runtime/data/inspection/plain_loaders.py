@@ -18,7 +18,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from paceline.contract.files.sample_records import (
+from paceline.contract.sample_records import (
     CONTENT,
     INDEX,
     Batch,

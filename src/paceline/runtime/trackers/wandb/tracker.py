@@ -224,7 +224,7 @@ def _saved_id(folder: Path | None) -> str:
     """Return the W&B id in the newest checkpoint of a run folder, or an empty string."""
     if folder is None:
         return ""
-    from paceline.contract.checkpoint.marker import list_checkpoints, read_marker
+    from paceline.contract.checkpoint import list_checkpoints, read_marker
     from paceline.errors import CheckpointError
 
     for path in list_checkpoints(RunFolder(folder).checkpoints):

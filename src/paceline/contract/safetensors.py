@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from paceline.contract.files.foreign_records import parse_object
-from paceline.contract.output_file import open_output
+from paceline.contract.files import open_output
+from paceline.contract.foreign_records import parse_object
 from paceline.errors import CheckpointError
 
 BLOCK = 4096  # direct writes need memory, offsets and lengths in whole blocks

@@ -22,9 +22,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.files.folder_entry import Entry
-from paceline.contract.files.foreign_records import make, read_object, read_objects
-from paceline.contract.run_folder import RunFolder
+from paceline.contract.foreign_records import make, read_object, read_objects
+from paceline.contract.run_folder import Entry, RunFolder
 from paceline.errors import EnvironmentProblem
 
 # How a trial ended. Whether it is queued, running or lost depends on its job.

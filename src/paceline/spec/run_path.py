@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.contract.files.foreign_records import read_object
-from paceline.contract.files.shared_folders import open_regular
+from paceline.contract.files import open_regular
+from paceline.contract.foreign_records import read_object
 from paceline.contract.run_folder import TRIALS, RunFolder
 
 STORE = ".snapshots"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract.files import file_owner
-from paceline.contract.files.file_owner import is_own_folder, is_trusted, require_own_folder
 from paceline.errors import UsageError
+from paceline.spec import file_owner
+from paceline.spec.file_owner import is_own_folder, is_trusted, require_own_folder
 
 
 def make_run(folder: Path) -> Path:

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from paceline.contract.files.foreign_records import make, parse_object
+from paceline.contract.foreign_records import make, parse_object
 
 DROPOUT, BATCHNORM = "dropout", "batchnorm"
 # turn dropout off; compute the statistics of BatchNorm over all ranks

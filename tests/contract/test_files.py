@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract.output_file import open_output, write_output
+from paceline.contract.files import open_output, write_output
 
 
 def test_a_file_is_replaced_as_a_whole_and_keeps_its_permissions(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_device_stays_a_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize("to_file", [True, False])
 def test_standard_output_is_a_place_to_write_to(tmp_path: Path, to_file: bool) -> None:
     code = (
-        "import os; from pathlib import Path; from paceline.contract.output_file import *\n"
+        "import os; from pathlib import Path; from paceline.contract.files import *\n"
         "print('before'); write_output(Path('link'), 'text\\n'); print('after', is_standard_output(Path('link')))"
     )
     # A link of our own: if it were replaced, /dev/stdout would not be.

@@ -1,19 +1,79 @@
-"""The marker that makes a checkpoint complete. It lists every file with its size and checksum."""
+"""The format of checkpoints on disk: names, the marker that makes one complete, its score; and
+folders of weights that a run can start from.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
+import re
 import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.checkpoint.names import CHECKPOINT_MARKER, checkpoint_step
-from paceline.contract.files.foreign_records import make, read_object
-from paceline.contract.files.shared_folders import open_without_waiting
+from paceline.contract.files import open_without_waiting
+from paceline.contract.foreign_records import make, read_object
 from paceline.errors import CheckpointError
+
+CHECKPOINT_MARKER = "complete.json"  # a checkpoint folder without it is not a checkpoint
+# the state of all replicated objects, with references instead of tensors
+OBJECTS_FILE = "objects.json"
+# tensors sharded over a device mesh: a file per rank, and an index of their parts
+SHARDED_FOLDER = "sharded"
+SHARD_INDEX = "index.json"
+SHARE_SUFFIX = ".safetensors"
+WEIGHTS_SUFFIXES = (SHARE_SUFFIX, ".pt", ".pth", ".bin")  # of files that a run can start from
+PARTIAL = ".tmp-"  # step-N.tmp-<attempt>-<save>: being written
+FAILED = ".failed"  # step-N.tmp-<attempt>-<save>.failed: abandoned, for ranks that wait for it
+REMOVED = ".removed-"  # step-N.removed-<attempt>: being deleted
+
+
+def checkpoint_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def checkpoint_step(name: str) -> int | None:
+    """Return the step in a checkpoint folder's name, or None for a partial or removed one and any
+    other name.
+    """
+    match = re.fullmatch(r"step-(\d{8,})", name)
+    return int(match[1]) if match else None
+
+
+def rank_suffix(rank: int, world_size: int) -> str:
+    return f"{rank + 1:05d}-of-{world_size:05d}"
+
+
+def share_file(rank: int, world_size: int) -> str:
+    """Return the name of the file that holds a rank's share of the tensors."""
+    return f"share-{rank_suffix(rank, world_size)}{SHARE_SUFFIX}"
+
+
+def is_weights_file(name: str) -> bool:
+    """Return whether a file, by its name, holds a model's weights: in safetensors, or as
+    torch.save writes them.
+    """
+    return name.endswith(WEIGHTS_SUFFIXES)
+
+
+def is_share(name: str) -> bool:
+    """Return whether a file of a checkpoint holds a rank's share of the tensors."""
+    return name.endswith(SHARE_SUFFIX) and "/" not in name
+
+
+def shard_file(rank: int, world_size: int) -> str:
+    """Return the name of the file that holds a rank's parts of sharded tensors."""
+    return f"shard-{rank_suffix(rank, world_size)}{SHARE_SUFFIX}"
+
+
+def state_file(rank: int, world_size: int) -> str:
+    """Return the name of the file that holds a rank's own state."""
+    return f"state-{rank_suffix(rank, world_size)}.json"
+
 
 FORMAT = 1
 KINDS = ("module", "optimizer", "state", "rank")
@@ -182,3 +242,106 @@ def find_damage(folder: Path, files: Iterable[tuple[str, FileChecksum]]) -> str 
 
     with ThreadPoolExecutor(max_workers=4) as pool:
         return next((problem for problem in pool.map(check, files) if problem), None)
+
+
+META_KEY = "best"  # of a marker's `meta`
+
+
+@dataclass(frozen=True)
+class Score:
+    """The value of a metric, and whether a lower ("min") or a higher one ("max") is better."""
+
+    metric: str
+    mode: str
+    value: float
+
+    def to_meta(self) -> dict[str, Any]:
+        return {META_KEY: asdict(self)}
+
+
+def is_better(value: float, other: float, mode: str) -> bool:
+    return value < other if mode == "min" else value > other
+
+
+def read_score(marker: Marker, metric: str | None = None) -> Score | None:
+    """Return a checkpoint's score by this metric or by any; None if it has none, or if its value
+    is NaN.
+    """
+    entry = marker.meta.get(META_KEY) if isinstance(marker.meta, dict) else None
+    try:
+        score = make(Score, entry) if isinstance(entry, dict) else None
+    except ValueError:
+        return None
+    if score is None or math.isnan(score.value):
+        return None
+    return score if metric in (None, score.metric) else None
+
+
+def choose_best(markers: Iterable[Marker], metric: str, mode: str) -> tuple[int, Score] | None:
+    """Return the step with the best score, and the score; of equal ones the newest, which has
+    trained longer.
+    """
+    best: tuple[int, Score] | None = None
+    for marker in sorted(markers, key=lambda each: each.step, reverse=True):
+        score = read_score(marker, metric)
+        if score is not None and (best is None or is_better(score.value, best[1].value, mode)):
+            best = marker.step, score
+    return best
+
+
+def find_best(folders: Iterable[Path]) -> tuple[int, Score] | None:
+    """Return the best step of these checkpoints, newest first, by the newest score's metric; None
+    without scores.
+    """
+    markers = []
+    for folder in folders:
+        with contextlib.suppress(CheckpointError):
+            markers.append(read_marker(folder))
+    newest = next((score for marker in markers if (score := read_score(marker)) is not None), None)
+    return choose_best(markers, newest.metric, newest.mode) if newest is not None else None
+
+
+SINGLE = ("model.safetensors", "pytorch_model.bin")
+INDEX = ".index.json"  # after a name of `SINGLE`: which of several files has which tensor
+
+
+def find_weight_files(path: Path) -> list[Path]:
+    """Return the files of weights in such a folder, or that an index names; empty for anything
+    else.
+
+    A folder of checkpoints is none, whatever else it has. Raises CheckpointError for an index that
+    cannot be read.
+    """
+    if path.name.endswith(INDEX):
+        return _indexed(path)
+    if not path.is_dir() or find_checkpoints(path):
+        return []
+    for name in SINGLE:
+        if (path / name).is_file():
+            return [path / name]
+        if (path / f"{name}{INDEX}").is_file():
+            return _indexed(path / f"{name}{INDEX}")
+    return []
+
+
+def _indexed(index: Path) -> list[Path]:
+    try:
+        places = read_object(index)["weight_map"]
+        names = sorted({str(name) for name in places.values()})
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise CheckpointError(
+            f"{index} cannot be read: {error}.", hint="Download or save the model again."
+        ) from None
+    for name in names:
+        if Path(name).name != name or not is_weights_file(name):
+            raise CheckpointError(
+                f"{index} lists {name!r}, which is not a weights file next to it."
+            )
+        if not (index.parent / name).is_file():
+            raise CheckpointError(
+                f"{index.parent} has no {name}, which its index lists.",
+                hint="Check that the download is complete.",
+            )
+    if not names:
+        raise CheckpointError(f"{index} lists no files.")
+    return [index.parent / name for name in names]

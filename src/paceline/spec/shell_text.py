@@ -1,14 +1,46 @@
-"""Commands for the user to type. If the runs are those of a cluster over SSH, they name it."""
+"""Text for a shell: quoted values, and commands for the user to type.
+
+Every value that enters a script goes through `quote`. If the runs are those of a cluster over SSH,
+commands name it.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from paceline.contract.env import ON_CLUSTER
-from paceline.contract.quote import command_line, quote
+from paceline.errors import UsageError
+
+
+def quote(text: str) -> str:
+    """Return a word that bash reads back byte for byte, on one line."""
+    if "\0" in text:
+        raise UsageError(
+            f"There is a NUL character in {text!r}.", hint="Remove it: a shell cannot pass it on."
+        )
+    if text.isprintable():
+        return shlex.quote(text)
+    # Control characters, newlines and bytes outside UTF-8: bash's own escapes keep them on one
+    # line.
+    escaped = "".join(_escape(byte) for byte in os.fsencode(text))
+    return f"$'{escaped}'"
+
+
+def _escape(byte: int) -> str:
+    character = chr(byte)
+    if character in "\\'":
+        return "\\" + character
+    return character if 0x20 <= byte < 0x7F else f"\\x{byte:02x}"
+
+
+def command_line(argv: Iterable[str]) -> str:
+    """Return a command as you would type it."""
+    return " ".join(quote(arg) for arg in argv)
+
 
 # whose runs this process shows; a command that came from a laptop has it in its environment
 _cluster = ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from paceline.contract.files.shared_folders import open_own_file
+from paceline.contract.files import open_own_file
 from paceline.contract.run_folder import write_atomically
 
 # Begins the line that names the secrets below it. stop_and_requeue.sh looks for it.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract.script_text import find_preset, imports_runtime, read_sources
+from paceline.contract.frameworks import find_preset, imports_runtime, read_sources
 
 
 @pytest.mark.parametrize(

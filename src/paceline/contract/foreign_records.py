@@ -17,7 +17,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.contract.files.shared_folders import open_regular
+from paceline.contract.files import open_regular
 
 MAX_RECORD = 16 << 20  # bytes of a file with one object
 MAX_LINES = 256 << 20  # bytes at the end of a file with one object per line

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.run_folder import write_atomically
-from paceline.contract.sweep.folder import (
+from paceline.contract.sweep_folder import (
     FAILED,
     PRUNED,
     Search,
