@@ -94,46 +94,22 @@ def find_cluster(name: str, project: ProjectFile) -> Cluster:
 
 
 def explain_table(project: ProjectFile, name: str = "") -> str:
-    """Return what to write into paceline.toml for a cluster. `name` is what somebody has called
-    it, or its host.
-    """
-    key, host = _as_key(name), name if _is_host_name(name) else _EXAMPLE
+    """Return what to write into paceline.toml for a cluster. `name` is what somebody typed."""
+    is_host = bool(_HOST.fullmatch(name)) and any(mark in name for mark in "@.:")
+    key = "alps" if is_host or not name else profile_name(name)
+    host = name if is_host else _EXAMPLE
     table = (
         "tool.paceline.profiles"
         if project.file and project.file.name == "pyproject.toml"
         else "profiles"
     )
-    use = f" Then type `paceline login {key}`." if key != name else ""
+    use = f" Then type `paceline login {key}`." if is_host else ""
     whose = "its" if name else "a cluster's"
     return (
         f"Write {whose} login node into {project.file or 'paceline.toml of your project'}:"
         f'\n    [{table}.{key}]\n    host = "{host}"'
         f"\n  For all projects, write it into {user_file()}, below [{key}].{use}"
     )
-
-
-def _is_host_name(text: str) -> bool:
-    """Whether a text is an address, such as user@host or a domain, rather than a name for a
-    cluster.
-    """
-    return (
-        bool(_HOST.fullmatch(text))
-        and not text.isidentifier()
-        and any(mark in text for mark in "@.:")
-    )
-
-
-def _as_key(name: str) -> str:
-    """Return a name for a cluster that TOML takes without quotes; of an address, the part that is
-    most telling.
-    """
-    if _is_host_name(name):
-        labels = name.rpartition("@")[2].split(".")
-        name = next(
-            (each for each in labels if not re.fullmatch(r"(login|ssh|front\w*|hpc)?-?\d*", each)),
-            labels[0],
-        )
-    return profile_name(name).strip("-") or "alps"
 
 
 def suggest_clusters(what: str = "runs") -> str:

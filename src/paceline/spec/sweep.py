@@ -40,43 +40,9 @@ SECRET_HINT = (
     "Pass it as an environment variable: put it into .env, or list its name in "
     "[environment] secrets."
 )
-# What other libraries call our ranges, without underscores.
-_OTHER_NAMES = {
-    "loguniform": "log_uniform",
-    "loguniformvalues": "log_uniform",
-    "float": "uniform",
-    "int": "integer",
-    "randint": "integer",
-    "intuniform": "integer",
-    "choice": "grid",
-    "choices": "grid",
-    "categorical": "grid",
-    "values": "grid",
-}
-
-
-# What other libraries call our keys of [sweep], and the table [space].
-_OTHER_KEYS = {
-    "method": "sampler",
-    "strategy": "sampler",
-    "algorithm": "sampler",
-    "search": "sampler",
-    "goal": "direction",
-    "mode": "direction",
-    "trials": "count",
-    "n_trials": "count",
-    "num_trials": "count",
-    "max_trials": "count",
-    "run_cap": "count",
-    "program": "script",
-    "early_terminate": "prune",
-    "pruner": "prune",
-    "concurrency": "parallel",
-    "max_concurrent": "parallel",
-    "n_jobs": "parallel",
-}
-_SPACES = ("grid", "parameters", "hyperparameters", "search_space", "space")
-_BOUNDS = (("min", "max"), ("low", "high"), ("lower", "upper"))
+# What other libraries call ranges. As nested tables they would be parameters of these names.
+FOREIGN = ("values", "choice", "choices", "categorical", "randint")
+FOREIGN_BOUNDS = ("min", "max", "low", "high", "lower", "upper", "value", "distribution")
 
 
 @dataclass(frozen=True)
@@ -107,8 +73,9 @@ def load_sweep(path: Path, flags: Iterable[Flag] = ()) -> SweepFile:
     for key in values:
         if key not in Tables.model_fields:
             known = ["sweep", "space", *Tables.model_fields]
-            close = "space" if key in _SPACES else nearest(key, known)
-            raise SpecError(f"Unknown key {key!r} in {path}.", hint=_suggest(close, known))
+            raise SpecError(
+                f"Unknown key {key!r} in {path}.", hint=_suggest(nearest(key, known), known)
+            )
     table = with_flags(_parse_table(sweep, path), flags)
     found = SweepFile(path, table, _read_space(space or {}, path), values)
     check_sweep(found)
@@ -116,12 +83,6 @@ def load_sweep(path: Path, flags: Iterable[Flag] = ()) -> SweepFile:
 
 
 def _parse_table(table: Mapping[str, Any], path: Path) -> SweepTable:
-    for key in table:
-        hint = f"Did you mean {_OTHER_KEYS[key]!r}?" if key in _OTHER_KEYS else ""
-        if key in _SPACES:
-            hint = "List the values to try in the table [space], e.g. lr = [0.1, 0.01]."
-        if hint:
-            raise SpecError(f"Unknown key {key!r} in [sweep] of {path}.", hint=hint)
     try:
         return SweepTable.model_validate(table)
     except ValidationError as problem:
@@ -130,13 +91,6 @@ def _parse_table(table: Mapping[str, Any], path: Path) -> SweepTable:
 
 def _suggest(close: str | None, known: Sequence[str]) -> str:
     return f"Did you mean {close!r}?" if close else f"The keys are: {', '.join(known)}."
-
-
-def _nearest_range(word: str, known: Sequence[str]) -> str | None:
-    """Return the range that a word means: `loguniform` is `log_uniform`, and so is Optuna's or
-    W&B's name for it.
-    """
-    return _OTHER_NAMES.get(re.sub("[^a-z]", "", word.lower())) or nearest(word, known)
 
 
 def with_flags(table: SweepTable, flags: Iterable[Flag]) -> SweepTable:
@@ -160,54 +114,23 @@ def _read_space(
     found: dict[str, dict[str, Any]] = {}
     for name, value in space.items():
         key = f"{prefix}{name}"
-        if isinstance(value, dict) and (meant := _from_wandb(value)):
-            also = (
-                f" For constants {', '.join(f'{key}.{each}' for each in value)}, write each as "
-                "a list of one value."
-            )
-            raise SpecError(
-                f"Invalid {key} = {show(value)} in [space] of {path}: it is not a range.",
-                hint=f"Write {key} = {meant}.{also}",
-            )
         if isinstance(value, dict) and not any(word in value for word in (*RANGES, *MODIFIERS)):
-            close = next((word for each in value if (word := _nearest_range(each, RANGES))), None)
-            if close is not None and not any(isinstance(each, dict) for each in value.values()):
+            is_range = any(
+                word in FOREIGN
+                or (word in FOREIGN_BOUNDS and not isinstance(each, list))
+                or nearest(word, RANGES)
+                for word, each in value.items()
+            )
+            if is_range and not any(isinstance(each, dict) for each in value.values()):
                 raise SpecError(
-                    f"Unknown key {next(iter(value))!r} in {key} in [space] of {path}.",
-                    hint=_suggest(close, RANGES),
+                    f"Invalid {key} = {show(value)} in [space] of {path}: it is not a range.",
+                    hint="Write a list of values, or for example { uniform = [0.0, 1.0] }; ranges"
+                    f" are {', '.join(RANGES)}. Constants are lists of one value.",
                 )
             found |= _read_space(value, path, f"{key}.")
         else:
             found[key] = _Range(key, value, path).read()
     return found
-
-
-def _from_wandb(value: Mapping[str, Any]) -> str | None:
-    """Return our spelling of a range that W&B and others describe by its bounds; None if a table
-    is none of theirs.
-    """
-    if any(word in value for word in RANGES):
-        return None
-    if isinstance(value.get("values"), list):
-        return show(value["values"])
-    if "value" in value and not isinstance(value["value"], (dict, list)):
-        return show(value["value"])
-    for names in _BOUNDS:
-        bounds = [value.get(name) for name in names]
-        if any(isinstance(each, bool) or not isinstance(each, (int, float)) for each in bounds):
-            continue
-        style = str(value.get("distribution", value.get("type", "")))
-        is_log = "log" in style or value.get("log") is True
-        whole = (
-            all(isinstance(each, int) for each in bounds)
-            and (not style or "int" in style)
-            and not is_log
-        )
-        kind = "log_uniform" if is_log else "integer" if whole else "uniform"
-        if is_log and min(float(each or 0) for each in bounds) <= 0:
-            return "{ log_uniform = [1e-4, 1.0] }, with the smallest and the largest value"
-        return f"{{ {kind} = {show(bounds)} }}"
-    return "{ uniform = [0.0, 1.0] }" if isinstance(value.get("distribution"), str) else None
 
 
 @dataclass(frozen=True)
@@ -232,7 +155,7 @@ class _Range:
         ranges = [word for word in RANGES if word in value]
         for word in value:
             if word not in (*RANGES, *MODIFIERS):
-                close = _nearest_range(word, [*RANGES, *MODIFIERS])
+                close = nearest(word, [*RANGES, *MODIFIERS])
                 raise SpecError(
                     f"Unknown key {word!r} in {self.key} in [space] of {self.path}.",
                     hint=_suggest(close, RANGES),
