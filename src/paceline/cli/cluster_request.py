@@ -7,14 +7,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli import console, runs
 from paceline.contract import env
-from paceline.contract.files import show_size
 from paceline.contract.foreign_records import read_object
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import SpecError, UsageError
@@ -37,7 +36,7 @@ OPTIONS = {"env_build": "env"}  # the name in the table of options, if it is not
 STARTS = ("submit", "sweep")
 EXTRAS = re.compile(r"(.*?)(\[[\w., -]*\])")  # of a file, as in pyproject.toml[gpu]
 PASSED_ON = ("NO_COLOR", "COLORTERM", "COLUMNS")  # variables of this terminal
-LARGE = 50_000_000  # bytes of code: so much is asked about again, unless as much was sent before
+CODE = "the code"  # in the list of what was sent, beside names of secrets
 
 
 class FileName(str):
@@ -247,45 +246,32 @@ def _relative(cwd: Path, folder: Path) -> str:
 def _ask_first(
     cluster: Cluster, parcel: Parcel, secrets: Secrets, *, code: bool, yes: bool
 ) -> None:
-    """Ask if the code or the secrets go there for the first time, or much more code than before.
+    """Ask if the code or a secret goes there for the first time.
 
     Without a terminal, only say what goes there. Raises UsageError for a no.
     """
     key = f"{cluster.host}\0{parcel.folder}".encode(errors="surrogateescape")
     record = state_folder("sent") / f"{hashlib.sha256(key).hexdigest()[:16]}.json"
     try:
-        before = read_object(record)
-        size, known = int(before["size"]), {*map(str, before["secrets"])}
+        known = {*map(str, read_object(record)["sent"])}
     except (OSError, ValueError, KeyError, TypeError):
-        size, known = 0, set()
-    new, lines = sorted({*secrets.values} - known), []
-    if code and not size:
-        lines.append(
+        known = set()
+    new_code, new = code and CODE not in known, {*secrets.values} - known
+    if new_code:
+        console.say_note(
             f"{parcel.describe()} of {parcel.folder} will be sent to {cluster.name} for the first time"
         )
-    elif code and parcel.size > max(LARGE, 2 * size):
-        lines.append(
-            f"{parcel.describe()} will be sent to {cluster.name} (before: {show_size(size)})"
-        )
-    is_asked = bool(lines or new)
     if secrets.values:
-        lines.append(_describe_secrets(secrets, new, cluster))
-    for line in lines:
-        console.say_note(line)
-    if not is_asked:
+        goes = "goes" if len(secrets.values) == 1 else "go"
+        first = " for the first time" if new else ""
+        console.say_note(f"{secrets.describe()} {goes} to {cluster.name}{first}")
+    if not new_code and not new:
         return
     if not yes and sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
         confirm("Exclude files with .gitignore, or with exclude in [project].")
     record.parent.mkdir(parents=True, exist_ok=True)
-    sent = {"size": max(size, parcel.size if code else 0), "secrets": sorted({*known, *new})}
-    write_atomically(record, json.dumps(sent))
-
-
-def _describe_secrets(secrets: Secrets, new: Sequence[str], cluster: Cluster) -> str:
-    text = f"{secrets.describe()} {'goes' if len(secrets.values) == 1 else 'go'} to {cluster.name}"
-    if len(new) == len(secrets.values):
-        return f"{text} for the first time"
-    return f"{text}, {', '.join(new)} for the first time" if new else text
+    sent = {*known, *new, *([CODE] if code else [])}
+    write_atomically(record, json.dumps({"sent": sorted(sent)}))
 
 
 def confirm(hint: str = "") -> None:

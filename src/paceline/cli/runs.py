@@ -58,28 +58,21 @@ def run_or_sweep(name: str) -> RunFolder | SweepFolder:
             raise no_run from None
 
 
-def named(name: str, verb: str = "") -> RunFolder:
-    """Return a run to look at. Raises UsageError if there is none; for the name of a sweep, it says what to type.
-
-    `verb` is a command that takes trials one by one.
-    """
-    return _find(name, folders.find_run, "sweep show", verb=verb)
+def named(name: str) -> RunFolder:
+    """Return a run to look at. Raises UsageError if there is none; for the name of a sweep, it says what to type."""
+    return _find(name, folders.find_run)
 
 
 def own(name: str, *, also_fetched: bool = False) -> RunFolder:
     """Return a run of this user's, to execute something of it, signal it or change it."""
-    find = functools.partial(folders.find_own_run, also_fetched=also_fetched)
-    return _find(name, find, "sweep show", "sweep cancel")
+    return _find(name, functools.partial(folders.find_own_run, also_fetched=also_fetched))
 
 
-def _find(
-    name: str, find: Callable[[str, Path], RunFolder], *commands: str, verb: str = ""
-) -> RunFolder:
+def _find(name: str, find: Callable[[str, Path], RunFolder]) -> RunFolder:
     scratch = scratch_here()
     try:
         return find(name, scratch)
     except UsageError as no_run:
-        from paceline.sweep.overview import find_failed_trial
         from paceline.sweep.results import find_sweep
 
         try:
@@ -88,23 +81,16 @@ def _find(
             raise no_run from None
         if name not in (sweep.name, LAST):  # it is a part of the name, and may be meant for a run
             raise no_run from None
-        what = (
-            f"{name!r} is a sweep"
-            if name != LAST
-            else f"All your runs in {scratch} belong to a sweep"
+        what = f"{name!r} is a sweep"
+        if name == LAST:
+            what = f"All your runs in {scratch} belong to a sweep"
+        show, cancel = (
+            to_type(f"sweep show {quote(sweep.name)}"),
+            to_type(f"sweep cancel {quote(sweep.name)}"),
         )
-        trial = find_failed_trial(sweep)
-        one = (
-            f", and read the output of one with `{to_type(f'logs {quote(trial.key)}')}`"
-            if trial is not None
-            else ""
-        )
-        show, *more = (f"`{to_type(f'{command} {quote(sweep.name)}')}`" for command in commands)
-        cancel = f", cancel them with {more[0]}" if more else ""
-        if verb:
-            first = quote(f"{sweep.name}-0")
-            one = f", and {verb} one of them with `{to_type(f'{verb} {first}')}`"
-        raise UsageError(f"{what}.", hint=f"See its trials with {show}{cancel}{one}.") from None
+        trial = quote(f"{sweep.name}-0")
+        hint = f"See its trials with `{show}`, cancel them with `{cancel}`, or name one, as in {trial}."
+        raise UsageError(f"{what}.", hint=hint) from None
 
 
 @contextmanager

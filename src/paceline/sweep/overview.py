@@ -14,7 +14,7 @@ from paceline.contract.sweep_folder import DONE, FAILED, SweepFolder, TrialFolde
 from paceline.errors import PacelineError
 from paceline.spec.run_path import list_folders
 from paceline.sweep.results import MISSING, PENDING, RUNNING, Sweep, finished, read_sweep
-from paceline.watch.records import QueryStates, read_json
+from paceline.watch.records import QueryStates
 from paceline.watch.scheduler import query_states
 
 INTERVAL, OVER_INTERVAL = 10.0, 60.0  # seconds between reads of a sweep, and of one that is over
@@ -142,12 +142,3 @@ def started_trials(folder: SweepFolder) -> list[TrialFolder]:
     """Return the run folders of the trials that have started, by number."""
     numbers = sorted(int(path.name) for path in folder.trials.glob("*") if path.name.isdigit())
     return [folder.trial(number) for number in numbers if folder.trial(number).run_json.is_file()]
-
-
-def find_failed_trial(folder: SweepFolder) -> TrialFolder | None:
-    """Return a trial whose output is worth reading: the first that has failed, or else the first
-    that has started.
-    """
-    started = started_trials(folder)
-    failed = (trial for trial in started if read_json(trial.result).get("state") == FAILED)
-    return next(failed, started[0] if started else None)

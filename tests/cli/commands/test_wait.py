@@ -172,7 +172,7 @@ def test_all_trials_of_a_sweep(scratch: Path, capsys: pytest.CaptureFixture[str]
     assert "trial rates-1 failed: ValueError: no" in capsys.readouterr().err
 
 
-def test_a_terminal_shows_a_bar(scratch: Path, tmp_path: Path) -> None:
+def test_a_terminal_shows_the_steps(scratch: Path, tmp_path: Path) -> None:
     run = make_live(scratch)
     run.events.mkdir()
     (run.events / "rank-0.jsonl").write_text(

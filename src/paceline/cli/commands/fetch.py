@@ -84,7 +84,7 @@ def _serve(run: str, asked: list[str]) -> int:
     from paceline.ssh.fetch_list import choose_contents
     from paceline.watch.records import read_record
 
-    folder = runs.named(run, verb="fetch")
+    folder = runs.named(run)
     # before the files: a run that is over by then has written all of them
     status = read_record(folder).status
     path = run_path_of(folder)

@@ -41,9 +41,12 @@ class Target:
     seems_over = False  # or was at the last look: a job that is requeued looks over for a moment
     status = ""
     steps = ""  # how many of how many are done
-    done, total = 0, 0
     note = ""  # the time left, or why it waits
     exit_code = 1
+
+    @property
+    def text(self) -> str:
+        return ", ".join(filter(None, (self.status, self.steps, self.note)))
 
     def update(self) -> None:
         """Look at the files, and at what the scheduler last answered."""
@@ -71,9 +74,10 @@ class RunTarget(Target):
         row = make_overview(record)
         left = f"{show_seconds(row.seconds_left)} left" if row.seconds_left is not None else ""
         self.status, self.note = row.status, left if row.status == "running" else row.detail
-        self.done, self.total = row.step or 0, row.total_steps or 0
-        steps = f"{self.done:,} of {self.total:,} steps" if self.total else f"step {self.done:,}"
-        self.steps = steps if self.done or self.total else ""
+        done = row.step or 0
+        self.steps = (
+            f"{done:,} of {row.total_steps:,} steps" if row.total_steps else f"step {done:,}"
+        )
 
     def explain(self, prefix: str) -> None:
         if self._monitor.record.status not in (DONE, STOPPED, DONE_UNSAVED, "cancelled"):
@@ -93,13 +97,11 @@ class SweepTarget(Target):
         self._sweep = read_sweep(self._folder)
         counts = self._sweep.counts
         self.exit_code = 0 if set(counts) <= {DONE, PRUNED} else 1
-        self.total = sum(counts.values())
-        self.done = self.total - counts.get(RUNNING, 0) - counts.get(PENDING, 0)
-        self.steps = f"{self.done:,} of {self.total:,} trials"
+        left, total = counts.get(RUNNING, 0) + counts.get(PENDING, 0), sum(counts.values())
+        self.steps = f"{total - left:,} of {total:,} trials"
         self.status = ", ".join(f"{count} {state}" for state, count in counts.items())
-        ended = self.done == self.total
-        self.is_over = ended and (self.exit_code == 0 or self.seems_over)
-        self.seems_over = ended
+        self.is_over = left == 0 and (self.exit_code == 0 or self.seems_over)
+        self.seems_over = left == 0
 
     def explain(self, prefix: str) -> None:
         ended_well = (DONE, PRUNED, RUNNING, PENDING)
@@ -174,7 +176,7 @@ def _say_left(targets: Sequence[Target], waited: str) -> None:
 def _wait(targets: Sequence[Target], deadline: float | None) -> None:
     """Show the progress of runs until all are over, or the time is up."""
     pause = max(POLL_INTERVAL, len(targets) / MOST_LOOKS)
-    with _bars(targets) if sys.stderr.isatty() else _lines(targets) as show:
+    with _status(targets) if sys.stderr.isatty() else _lines(targets) as show:
         while True:
             for target in targets:
                 if not target.is_over:
@@ -203,28 +205,13 @@ def _lines(targets: Sequence[Target]) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def _bars(targets: Sequence[Target]) -> Iterator[Callable[[], None]]:
-    """Draw a bar for each run on stderr."""
-    from rich.progress import BarColumn, Progress, TextColumn
-    from rich.table import Column
-
-    # The name and the bar stay; the rest is cut off where the terminal is narrow.
-    name = Column(no_wrap=True, overflow="ellipsis")
-    rest = Column(no_wrap=True, overflow="ellipsis", ratio=1)
-    columns = (
-        TextColumn("{task.description}", table_column=name),
-        BarColumn(bar_width=20),
-        TextColumn("{task.fields[text]}", table_column=rest),
-    )
-    with Progress(*columns, console=console.console(stderr=True), expand=True) as bars:
-        tasks = [bars.add_task(console.cell(each.name), text="") for each in targets]
+def _status(targets: Sequence[Target]) -> Iterator[Callable[[], None]]:
+    """Keep a line on stderr that says how far each run is."""
+    with console.console(stderr=True).status("") as line:
 
         def show() -> None:
-            for task, target in zip(tasks, targets, strict=True):
-                # a bar without a total would move for ever
-                total = target.total or (1 if target.is_over else None)
-                text = ", ".join(filter(None, (target.status, target.steps, target.note)))
-                bars.update(task, completed=target.done, total=total, text=console.cell(text))
+            texts = (f"{each.name}: {each.text}" for each in targets)
+            line.update(console.cell(" · ".join(texts)))
 
         yield show
 
