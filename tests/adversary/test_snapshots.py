@@ -279,30 +279,7 @@ def test_a_copy_of_another_user_is_not_used() -> None:
         call_as(OWNER, use)
 
 
-# -- holes and links ---------------------------------------------------------------------------------------
-
-
-def test_files_with_holes_are_counted_and_copied_by_their_blocks(tmp_path: Path) -> None:
-    project = make_project(tmp_path)
-    with open(project / "sparse.bin", "wb") as file:
-        file.write(b"start")
-        file.seek(512 * MB)
-        file.write(b"end")
-        file.truncate(1024 * MB)
-    if (project / "sparse.bin").stat().st_blocks * 512 > MB:
-        pytest.skip("this file system has no holes")
-    taken = take(project, limit=4 * MB)
-    work = WorkingDirectory(
-        str(tmp_path / "work" / "project"), str(taken.path), str(project), frozenset()
-    )
-    work.fill(work.path)
-    for copy in (taken.path / "sparse.bin", Path(work.path) / "sparse.bin"):
-        assert (copy.stat().st_size, copy.stat().st_blocks * 512 < 4 * MB) == (1024 * MB, True)
-        with open(copy, "rb") as file:
-            assert file.read(5) == b"start"
-            file.seek(512 * MB)
-            assert file.read(4) == b"end\0"
-    assert take(project, limit=4 * MB).path == taken.path
+# -- links ---------------------------------------------------------------------------------------
 
 
 def test_links_out_of_the_project_are_named(tmp_path: Path) -> None:

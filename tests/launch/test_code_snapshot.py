@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -271,7 +272,7 @@ def test_a_failed_copy_leaves_nothing(
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(shutil, "copyfileobj", full)
     store = tmp_path / "scratch" / "store"
     with pytest.raises(OSError, match="No space left"):
         snapshot(project, store)

@@ -86,7 +86,6 @@ def test_a_failed_body_removes_only_its_own_folders(tmp_path: Path) -> None:
     def fail() -> None:
         path = replace(run_path, run_id=new_run_id())
         with folders.open_run_folder(path, is_new=True):
-            path.store.mkdir(exist_ok=True)
             (path.folder.path / "half").write_text("x")
             raise SpecError("no")
 
@@ -115,31 +114,6 @@ def test_only_a_new_scratch_folder_of_a_project_is_hidden_from_git_and_pytest(
     assert names(project / "a" / "b") == hidden
     # elsewhere, and a folder of the user's
     assert names(tmp_path / "scratch") == names(project / "mine") == ["p"]
-
-
-def test_a_run_that_fails_removes_a_scratch_folder_of_a_project_unless_another_uses_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scratch = tmp_path / "runs"
-
-    def fail() -> None:
-        with folders.open_run_folder(RunPath(scratch, "p", "e", new_run_id()), is_new=True):
-            raise SpecError("no")
-
-    with pytest.raises(SpecError):
-        fail()
-    assert not scratch.exists()
-    rmdir = Path.rmdir
-
-    def come_first(path: Path) -> None:
-        if path == scratch:
-            (scratch / "other").mkdir()
-        rmdir(path)
-
-    monkeypatch.setattr(Path, "rmdir", come_first)
-    with pytest.raises(SpecError):
-        fail()
-    assert sorted(os.listdir(scratch)) == [".gitignore", "conftest.py", "other"]
 
 
 def test_a_run_starts_if_the_files_for_git_and_pytest_cannot_be_written(

@@ -157,7 +157,6 @@ class NodeData:
                     self.rendezvous.send({**result, "kind": NODE_STAGED}, to=0)
             failure = next((each for each in results if "error" in each or "stopped" in each), None)
             if is_head and (failure is not None or len(results) == nodes):
-                progress.clear()
                 self.rendezvous.send({**(failure or {}), "kind": ALL_STAGED})
                 return failure or {}
             time.sleep(POLL_INTERVAL)

@@ -21,7 +21,6 @@ from paceline.launch.code_store import BYTECODE, store_code
 from paceline.launch.secrets.file_names import is_secret, matches
 from paceline.spec.load import repository_root
 from paceline.spec.sent_code import read_sent_code
-from paceline.staging.sparse import data_size
 
 MAX_FILES = 20_000
 
@@ -330,8 +329,6 @@ def _walk(folder: Path) -> Iterator[str]:
 def _measure(folder: Path, names: Iterable[str]) -> dict[str, int]:
     """Return the sizes of files and links that exist: tracked files may be deleted, and pipes are
     not code.
-
-    Holes in files do not count, and are not copied.
     """
     sizes = {}
     for name in names:
@@ -339,9 +336,7 @@ def _measure(folder: Path, names: Iterable[str]) -> dict[str, int]:
             status = os.lstat(f"{folder}/{name}")
         except OSError:
             continue
-        if stat.S_ISREG(status.st_mode):
-            sizes[name] = data_size(status, f"{folder}/{name}")
-        elif stat.S_ISLNK(status.st_mode):
+        if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
             sizes[name] = status.st_size
     return sizes
 

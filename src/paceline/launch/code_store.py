@@ -18,10 +18,10 @@ from pathlib import Path
 
 from paceline.contract.files import open_without_waiting
 from paceline.errors import EnvironmentProblem
-from paceline.staging.sparse import copy_data, data_blocks
 
 FILE, PROGRAM, LINK = "file", "program", "link"
 BYTECODE = "__pycache__"  # Python adds it to copies
+BLOCK = 1 << 20  # bytes that are read at once
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,11 @@ def read_files(folder: Path, names: Iterable[str]) -> dict[str, CodeFile]:
 def read_file(path: Path) -> CodeFile:
     if path.is_symlink():
         return CodeFile(LINK, hashlib.sha256(os.fsencode(os.readlink(path))).hexdigest())
-    descriptor = open_without_waiting(path)
-    try:
-        status = os.fstat(descriptor)
-        kind = PROGRAM if status.st_mode & 0o100 else FILE
-        total = hashlib.sha256(b"%d" % status.st_size)
-        for offset, content in data_blocks(descriptor, status.st_size):
-            total.update(b"\0%d\0" % offset)
+    total = hashlib.sha256()
+    with open(open_without_waiting(path), "rb", buffering=0) as file:
+        kind = PROGRAM if os.fstat(file.fileno()).st_mode & 0o100 else FILE
+        while content := file.read(BLOCK):
             total.update(content)
-    finally:
-        os.close(descriptor)
     return CodeFile(kind, total.hexdigest())
 
 
@@ -133,21 +128,16 @@ def _copy_file(source: Path, target: Path) -> None:
         os.symlink(os.readlink(source), target)
         return
     try:
-        reader = open_without_waiting(source)
+        descriptor = open_without_waiting(source)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise _cannot_copy(source, error) from None
-    try:
-        status = os.fstat(reader)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        writer = os.open(target, flags, 0o600 | status.st_mode & 0o100)
-        try:
-            copy_data(reader, writer, status.st_size)
-        finally:
-            os.close(writer)
-    finally:
-        os.close(reader)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(descriptor, "rb") as reader:
+        mode = 0o600 | os.fstat(reader.fileno()).st_mode & 0o100
+        with open(os.open(target, flags, mode), "wb") as writer:
+            shutil.copyfileobj(reader, writer)
 
 
 def _close(copy: Path, folder: Path, names: Iterable[str]) -> None:

@@ -21,7 +21,7 @@ from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.spec.file_owner import is_own_folder, require_own_folder
 from paceline.spec.home_path import expand_home
 from paceline.spec.job import Job
-from paceline.spec.run_path import STORE, RunPath, is_fetched, is_run_id, list_folders, new_run_id
+from paceline.spec.run_path import RunPath, is_fetched, is_run_id, list_folders, new_run_id
 from paceline.spec.shell_text import cluster, quote, to_type
 
 DEFAULT_SCRATCH = "runs"
@@ -283,29 +283,11 @@ def _create(run_path: RunPath) -> Callable[[], None]:
 
     def undo() -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):  # another run has come meanwhile
+        with suppress(OSError):  # something else is there
             for path in created:
-                _remove_unused(path)
+                path.rmdir()
 
     return undo
-
-
-def _remove_unused(path: Path) -> None:
-    """Remove a folder that has no runs, but perhaps a store of code or the files for git and
-    pytest.
-    """
-    names = set(os.listdir(path))
-    if not names <= {STORE, *SHIELDS}:
-        return
-    shutil.rmtree(path / STORE, ignore_errors=True)
-    for name in names - {STORE}:
-        (path / name).unlink()
-    try:
-        path.rmdir()
-    except OSError:
-        if names - {STORE}:
-            _write_shields(path)
-        raise
 
 
 def _remember(folder: RunFolder) -> Callable[[], None]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import threading
 import time
 import zlib
@@ -26,8 +25,7 @@ from paceline.staging.sparse import data_ranges
 CHUNK = 1 << 20  # bytes that are read at once
 THREADS = 8  # most of the time, each waits for a disk or a server
 WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-LOG_INTERVAL = 10.0  # seconds between lines in a log
-TERMINAL_INTERVAL = 0.5
+LOG_INTERVAL = 10.0  # seconds between lines on progress
 
 Task = Callable[[], object]
 # Returns the contents of small files: from their source, or from a pack.
@@ -244,34 +242,20 @@ def _is_copied(path: str, file: FileEntry) -> bool:
 
 
 class Progress:
-    """Shows how far a transfer is: in one line on a terminal, in a line now and then in a log."""
+    """Says now and then how far a transfer is."""
 
     def __init__(self, title: str, say: Callable[[str], None]) -> None:
         self.title, self._say = title, say
-        self._is_terminal = sys.stderr.isatty()
         self._started = self._updated = time.monotonic()
 
     def show(self, transfer: Transfer) -> None:
         now = time.monotonic()
-        interval = TERMINAL_INTERVAL if self._is_terminal else LOG_INTERVAL
-        if now - self._updated < interval or not transfer.total:
+        if now - self._updated < LOG_INTERVAL or not transfer.total:
             return
         self._updated = now
         rate = transfer.done / (now - self._started)
         left = (transfer.total - transfer.done) / rate if rate else 0.0
-        text = (
+        self._say(
             f"{self.title}: {min(1.0, transfer.done / transfer.total):.0%} of "
             f"{show_size(transfer.total)}, {show_size(rate)}/s, {left:.0f} s left"
         )
-        if self._is_terminal:
-            self._print(f"paceline: {text}")
-        else:
-            self._say(text)
-
-    def clear(self) -> None:
-        if self._is_terminal:
-            self._print("")
-
-    def _print(self, line: str) -> None:
-        with suppress(OSError):
-            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)

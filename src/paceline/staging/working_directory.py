@@ -23,7 +23,6 @@ from dataclasses import dataclass
 
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import LaunchError
-from paceline.staging.sparse import copy_data
 
 BYTECODE = "__pycache__"
 PARTIAL = ".paceline-partial"  # a copy that is not complete; the next start completes it
@@ -256,19 +255,14 @@ def _is_folder(path: str) -> bool:
 
 
 def _copy_file(source: str, target: str) -> None:
-    """Copy a file of the snapshot, with its holes. The script may write to the copy."""
-    with open(source, "rb") as reader:
-        status = os.fstat(reader.fileno())
-        writer = os.open(
-            target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-        )
-        try:
-            copy_data(reader.fileno(), writer, status.st_size)
-            os.fchmod(writer, status.st_mode & 0o777 | 0o200)
-            # shows whether a script has written the file again
-            os.utime(writer, ns=(status.st_mtime_ns,) * 2)
-        finally:
-            os.close(writer)
+    """Copy a file of the snapshot. The script may write to the copy."""
+    status = os.stat(source)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(source, "rb") as reader, open(os.open(target, flags, 0o600), "wb") as writer:
+        shutil.copyfileobj(reader, writer)
+    os.chmod(target, status.st_mode & 0o777 | 0o200)
+    # shows whether a script has written the file again
+    os.utime(target, ns=(status.st_mtime_ns,) * 2)
 
 
 def _make_folder(path: str, mode: int = 0o777) -> None:

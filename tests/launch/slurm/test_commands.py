@@ -16,7 +16,7 @@ from paceline.contract.claims import local_job_start_name
 from paceline.contract.run_folder import SUBMITTING, RunFolder
 from paceline.errors import JobRejected, NoAnswer, NotConfigured
 from paceline.launch import claims
-from paceline.launch.checks.machine import default_interface, describe_interfaces, interfaces
+from paceline.launch.checks.machine import describe_interfaces, interfaces
 from paceline.launch.plan.slurm import SlurmPlan
 from paceline.launch.run_folder import open_run_folder
 from paceline.launch.slurm_job import submit_plan
@@ -149,21 +149,13 @@ def test_init_lists_no_bridges_and_cables_of_containers(tmp_path: Path) -> None:
     assert interfaces(tmp_path) == ["bond0", "eth0"]
 
 
-def test_doctor_names_the_interface_in_use_and_counts_the_others(tmp_path: Path) -> None:
-    table = tmp_path / "route"
-    assert default_interface(table) == ""
-    table.write_text(
-        "Iface\tDestination\tGateway\neth0\t0002000A\t00000000\neth1\t00000000\t0102000A\n"
-    )
-    assert default_interface(table) == "eth1"
+def test_doctor_names_the_first_interfaces_and_counts_the_others() -> None:
     names = [f"eth{number}" for number in range(15)]
-    assert describe_interfaces(names, "eth1") == "eth1 + 14 more"
-    assert describe_interfaces(names, "") == "eth0 + 14 more"
-    assert describe_interfaces(["mlx5_0 (InfiniBand)", "mlx5_1 (InfiniBand)", *names], "eth1") == (
-        "mlx5_0 (InfiniBand), eth1 + 15 more"
+    assert describe_interfaces(["mlx5_0 (InfiniBand)", *names]) == (
+        "mlx5_0 (InfiniBand), eth0, eth1 + 13 more"
     )
-    assert describe_interfaces(["eth0"], "eth0") == "eth0"
-    assert describe_interfaces([], "") == "loopback only"
+    assert describe_interfaces(["eth0"]) == "eth0"
+    assert describe_interfaces([]) == "loopback only"
 
 
 PARTITIONS = {

@@ -106,7 +106,6 @@ def _pack(items: list[ScannedItem], packs: Packs) -> int:
                 ) from None
             finally:
                 transfer.stop.set()  # after Ctrl-C
-                progress.clear()
         transfer.stop.clear()
     return len(unpacked)
 

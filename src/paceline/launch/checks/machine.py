@@ -22,6 +22,7 @@ from paceline.spec.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.spec.site import SITE_FILE, find_site
 
 FABRIC = " (InfiniBand)"  # after the name of a device
+SHOWN = 3  # interfaces that are named
 # Variables in which clusters name their large, fast, shared folders.
 SCRATCH_VARIABLES = (
     "SCRATCH",
@@ -43,7 +44,7 @@ def inspect_machine(environ: Mapping[str, str], scratch: Path) -> list[Finding]:
         _torch(),
         Finding("machine", GOOD, f"{machine.cores} cores, {machine.gpus} GPUs, {machine.system}"),
         _scratch(scratch),
-        Finding("network", GOOD, describe_interfaces(interfaces(), default_interface())),
+        Finding("network", GOOD, describe_interfaces(interfaces())),
     ]
     if "SLURM_JOB_ID" in environ:
         nodes = environ.get("SLURM_JOB_NODELIST", "?")
@@ -99,25 +100,10 @@ def inspect_site(environ: Mapping[str, str]) -> list[Finding]:
     return found
 
 
-def describe_interfaces(found: Sequence[str], default: str) -> str:
-    """Name the fabric and the interface of the default route, and count the others: a node may
-    have many.
-    """
-    if not found:
-        return "loopback only"
-    fabric = [each for each in found if each.endswith(FABRIC)][:1]
-    shown = [*fabric, *(each for each in found if each == default)] or [found[0]]
-    more = len(found) - len(shown)
-    return ", ".join(shown) + (f" + {more} more" if more else "")
-
-
-def default_interface(table: Path = Path("/proc/net/route")) -> str:
-    """Return the interface of the default route; empty if there is none."""
-    try:
-        rows = [line.split() for line in table.read_text(encoding="ascii").splitlines()]
-    except (OSError, ValueError):
-        return ""
-    return next((row[0] for row in rows if row[1:2] == ["00000000"]), "")
+def describe_interfaces(found: Sequence[str]) -> str:
+    """Name the first interfaces, InfiniBand before others, and count the rest."""
+    more = f" + {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return ", ".join(found[:SHOWN]) + more if found else "loopback only"
 
 
 def interfaces(system: Path = Path("/sys")) -> list[str]:
