@@ -23,7 +23,6 @@ ELSEWHERE = {
     "pytest": ("tests/cli", "pytest"),
     "cd digits": ("docs/new-project.md", "paceline new digits"),
     "paceline login": ("tests/remote", '"login"'),
-    "paceline logout": ("tests/remote", '"logout"'),
     "paceline submit --on": ("tests/remote", "--on"),
     "paceline ps --on": ("tests/remote", "--on"),
     "paceline logs -f --on": ("tests/remote", "--on"),

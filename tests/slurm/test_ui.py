@@ -79,7 +79,7 @@ def test_the_cluster_and_the_buttons_of_a_job(
     page.locator("[data-metric=loss]").wait_for()  # it has made steps
 
     press(page, "Requeue")
-    page.get_by_text(f"is requeued as job {job}").wait_for()
+    page.get_by_text(f"saves and requeues itself, job {job}").wait_for()
     page.locator(".tile", has_text="Attempts").get_by_text("2", exact=True).wait_for()
     pill.get_by_text("running").wait_for()
     press(page, "Save and stop")
@@ -87,7 +87,7 @@ def test_the_cluster_and_the_buttons_of_a_job(
     page.get_by_role("button", name="Submit again").wait_for()
     assert run.cancelled.exists()
     press(page, "Submit again")
-    page.get_by_text("is requeued as job").wait_for()
+    page.get_by_text("submitted again, job").wait_for()
     pill.get_by_text("running").wait_for()
     again = run.job.read_text().strip()
     assert again != job
