@@ -15,6 +15,7 @@ import pytest
 from paceline.cli import run_command
 from paceline.spec.shell_text import meant_for, type_again
 from paceline.ui.web.app import Answers
+from paceline.ui.web.cluster import read_cluster
 from paceline.watch.origin import NEWS, ClusterCopy, show
 from tests.cluster_copies import copy_of_run, say_state
 
@@ -112,19 +113,6 @@ def test_a_recorded_command_names_a_cluster_only_if_the_user_is_elsewhere() -> N
         assert type_again({}) == type_again({"command": "paceline submit", "args": 3}) == ""
 
 
-def test_a_command_of_one_cluster_has_no_option_for_several() -> None:
-    """The script may have one of the same name."""
-    words = ["--first", "--gpus", "2", "--first-timeout", "5m", "--first-timeout=5m", "train.py"]
-    args = ["--first", "--first-timeout", "1"]
-    with meant_for("alps"):
-        typed = type_again({"command": ["paceline", "submit", *words, *args], "args": args})
-        assert typed == "paceline submit --on alps --gpus 2 train.py --first --first-timeout 1"
-        assert (
-            type_again({"command": ["paceline", "submit"], "args": args})
-            == "paceline submit --on alps"
-        )
-
-
 class Terminal(io.StringIO):
     """Tells when something is written to it."""
 
@@ -153,7 +141,7 @@ def test_a_run_that_is_over_can_be_fetched(
 def test_what_is_not_copied_says_what_to_type(copy: ClusterCopy) -> None:
     answers = Answers(copy.scratch)
     with show(copy):
-        code, cluster = answers.difference(Path(RUN).name), answers.find("api/cluster")
+        code, cluster = answers.difference(Path(RUN).name), read_cluster({})
     fetch = f"paceline fetch {Path(RUN).name} --all --on alps"
     assert code == {
         "diff": "",

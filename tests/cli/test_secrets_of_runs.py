@@ -139,7 +139,7 @@ def test_a_resumed_run_reads_secrets_again(
     keys.write_text("FILED=hush-4\n")
     again = paceline("run", "--resume", "last")
     assert "has hush-4 None 3" in again.stdout
-    assert "pass these --env variables again if you need them: A_KEY" in again.stderr
+    assert "pass these --env variables again if needed: A_KEY" in again.stderr
     completed = paceline("run", "--resume", "last", "--env", "A_KEY=hush-5")
     assert "has hush-4 hush-5 3" in completed.stdout
     assert "variables again" not in completed.stderr

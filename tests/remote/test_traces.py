@@ -41,7 +41,9 @@ def sockets_below(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if stat.S_ISSOCK(path.lstat().st_mode)]
 
 
-def test_nothing_is_left_after_the_connection_is_closed(lab: Lab, laptop: Laptop, project: Path) -> None:
+def test_nothing_is_left_after_the_connection_is_closed(
+    lab: Lab, laptop: Laptop, project: Path
+) -> None:
     (project / "train.py").write_text("print(1)\n")
     uid = pwd.getpwnam(lab.user).pw_uid
     before = files_of(uid, besides=lab.folder)  # an earlier user may have had this number
