@@ -136,6 +136,14 @@ def keep_valid(table: dict[str, Any], expected: Fields) -> dict[str, Any]:
     return {key: value for key, value in table.items() if key not in wrong} if wrong else table
 
 
+def read_fields(path: Path | str, expected: Fields | None = None) -> dict[str, Any]:
+    """Return what is valid of the object in a file; nothing if it is missing or damaged."""
+    try:
+        return keep_valid(read_object(path), expected or {})
+    except (OSError, ValueError):
+        return {}
+
+
 def _is_valid(key: str, value: Any, types: type | tuple[type, ...]) -> bool:
     if isinstance(value, bool):
         return types is bool

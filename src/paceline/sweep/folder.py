@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from paceline.contract import claims
+from paceline.contract.foreign_records import read_fields
 from paceline.contract.redaction import redact_args
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.sweep_folder import FAILED, Point, Search, SweepFolder
@@ -107,7 +107,8 @@ class SweepWriter:
     def select(self, which: str) -> list[int]:
         """Return the trials that are `failed`, or `missing`: without a result and without a job."""
         results = {
-            point.number: _state(self.folder.trial(point.number).result) for point in self.points
+            point.number: read_fields(self.folder.trial(point.number).result).get("state")
+            for point in self.points
         }
         if which == FAILED:
             return [number for number, state in results.items() if state == FAILED]
@@ -163,14 +164,6 @@ class SweepWriter:
             marks += [trial.result, trial.cancelled]
         for path in marks:
             path.unlink(missing_ok=True)
-
-
-def _state(result: Path) -> str | None:
-    try:
-        table: Any = json.loads(result.read_text(encoding="utf-8"))
-        return str(table["state"])
-    except (OSError, ValueError, KeyError):
-        return None
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -14,6 +13,7 @@ from paceline.contract.sweep_folder import DONE, FAILED, SweepFolder, TrialFolde
 from paceline.errors import PacelineError
 from paceline.spec.run_path import list_folders
 from paceline.sweep.results import MISSING, PENDING, RUNNING, Sweep, finished, read_sweep
+from paceline.watch.index import changed
 from paceline.watch.records import QueryStates
 from paceline.watch.scheduler import query_states
 
@@ -88,13 +88,6 @@ def make_sweep_overview(sweep: Sweep) -> SweepOverview:
     )
 
 
-@dataclass(frozen=True)
-class _Known:
-    overview: SweepOverview
-    stamp: tuple[int, ...]  # when its files changed
-    until: float  # so long it is not read again, unless they change
-
-
 class SweepOverviews:
     """Reads the rows of sweeps again and again: those that are over seldom, unless their files
     change.
@@ -102,40 +95,27 @@ class SweepOverviews:
 
     def __init__(self, query: QueryStates) -> None:
         self._query = query
-        self._known: dict[Path, _Known] = {}
+        # rows by folder, with when its files changed, and until when it is not read again otherwise
+        self._known: dict[Path, tuple[SweepOverview, tuple[int, ...], float]] = {}
 
     def read(self, folders: Iterable[SweepFolder]) -> list[SweepOverview]:
         """Return the rows of these sweeps, as far as they can be read."""
-        found: dict[Path, _Known] = {}
+        found = {}
         for folder in folders:
-            known, began, stamp = self._known.get(folder.path), time.monotonic(), _stamp(folder)
-            if known is None or known.stamp != stamp or began > known.until:
+            known, began = self._known.get(folder.path), time.monotonic()
+            # when trials were added, started or submitted again; those that go on change their own
+            paths = (folder.trials, folder.points, folder.jobs, folder.path)
+            stamp = tuple(map(changed, paths))
+            if known is None or known[1] != stamp or began > known[2]:
                 with suppress(PacelineError, OSError, ValueError):
-                    overview = read_sweep_overview(folder, self._query)
-                    pause = OVER_INTERVAL if overview.is_over else INTERVAL
-                    known = _Known(
-                        overview, stamp, began + max(pause, IDLE_SHARE * (time.monotonic() - began))
-                    )
+                    row = read_sweep_overview(folder, self._query)
+                    pause = OVER_INTERVAL if row.is_over else INTERVAL
+                    took = time.monotonic() - began
+                    known = (row, stamp, began + max(pause, IDLE_SHARE * took))
             if known is not None:
                 found[folder.path] = known
         self._known = found
-        return [known.overview for known in found.values()]
-
-
-def _stamp(folder: SweepFolder) -> tuple[int, ...]:
-    """Return when trials were added, started or submitted again. Those that go on change files of
-    their own.
-    """
-    return tuple(
-        _changed(path) for path in (folder.trials, folder.points, folder.jobs, folder.path)
-    )
-
-
-def _changed(path: Path) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return 0
+        return [row for row, _, _ in found.values()]
 
 
 def started_trials(folder: SweepFolder) -> list[TrialFolder]:

@@ -18,9 +18,10 @@ from typing import Any
 from paceline.contract.sweep_folder import DONE, PRUNED
 from paceline.errors import EnvironmentProblem
 from paceline.sweep.overview import make_sweep_overview
-from paceline.sweep.results import Sweep, Trial, as_number, finished
-from paceline.sweep.rows import Row, best_first, has_repeats, rows
+from paceline.sweep.results import Sweep, Trial, finished
+from paceline.sweep.rows import Row, best_first, comparable, has_repeats, rows
 from paceline.watch.details import flatten, read_config
+from paceline.watch.latest import as_number
 
 MAX_TRIALS = 2000  # in one answer; `sweep show --csv` writes all
 MAX_COLUMNS = 20  # of settings that differ
@@ -273,16 +274,11 @@ def _distribution(optuna: Any, sweep: Sweep, key: str, trials: Sequence[Trial]) 
     distinct = {_plain(value) for value in known}
     numbers = [number for value in known if (number := as_number(value)) is not None]
     if len(numbers) < len(known) or len(distinct) <= MAX_CATEGORIES:
-        return optuna.distributions.CategoricalDistribution(sorted(distinct, key=_order))
+        return optuna.distributions.CategoricalDistribution(sorted(distinct, key=comparable))
     low, high = min(numbers), max(numbers)
     log = sweep.is_log(key)
     is_log = low > 0 and (high / low >= WIDE if log is None else log)
     return optuna.distributions.FloatDistribution(low, high, log=is_log)
-
-
-def _order(value: object) -> tuple[int, float, str]:
-    number = as_number(value)
-    return (0, number, "") if number is not None else (1, 0.0, str(value))
 
 
 def _frozen(optuna: Any, trial: Trial, spread: dict[str, Any]) -> Any:

@@ -7,7 +7,6 @@ not ended.
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.foreign_records import NUMBER, Fields, keep_valid, parse_object, read_tail
+from paceline.contract.foreign_records import NUMBER, Fields, keep_valid, read_fields
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import (
     DONE,
@@ -35,7 +34,8 @@ from paceline.spec.file_owner import is_own_folder, require_own_folder
 from paceline.spec.run_path import STORE
 from paceline.sweep.folder import is_starting
 from paceline.watch.failure import failure_text, read_failure
-from paceline.watch.records import QueryStates, read_json, read_records
+from paceline.watch.latest import as_number, read_end
+from paceline.watch.records import QueryStates, read_records
 from paceline.watch.scheduler import query_states
 
 RUNNING, PENDING = "running", "pending"
@@ -166,7 +166,7 @@ def find_own_sweep(name: str, scratch: Path) -> SweepFolder:
 
 def read_sweep(folder: SweepFolder, query: QueryStates = query_states) -> Sweep:
     """Read all trials of a sweep: those that have ended, those under way, and those not started."""
-    spec = keep_valid(read_json(folder.spec), SPEC_FIELDS)
+    spec = read_fields(folder.spec, SPEC_FIELDS)
     lines = (keep_valid(line, TRIAL_FIELDS) for line in read_lines(folder.points))
     planned = {line["number"]: line for line in lines if "number" in line}
     jobs = _jobs(folder)
@@ -234,13 +234,13 @@ def _numbers(trials: Path) -> list[int]:
 
 def _ended(folder: TrialFolder, planned: dict[str, Any]) -> Trial | None:
     """Return a trial that has a result; None if it has none."""
-    result = keep_valid(read_json(folder.result), TRIAL_FIELDS)
+    result = read_fields(folder.result, TRIAL_FIELDS)
     state = result.get("state")
     if state not in (DONE, FAILED, PRUNED, NO_POINT):
         return None
     record = result if result.get("point") is not None else planned
     if record.get("point") is None:
-        record = keep_valid(read_json(folder.trial), TRIAL_FIELDS)
+        record = read_fields(folder.trial, TRIAL_FIELDS)
     seconds, began, ended = result.get("seconds"), result.get("started"), result.get("ended")
     if seconds is None and began is not None and ended is not None:
         seconds = ended - began
@@ -281,7 +281,7 @@ def _read_started(
             state = DONE if record.status == DONE else MISSING
             error = "" if state == DONE else _find_error(folder) or f"it is {record.status}"
         value = newest_value(folder.reports, "value")
-        own = keep_valid(read_json(folder.trial), TRIAL_FIELDS)
+        own = read_fields(folder.trial, TRIAL_FIELDS)
         yield _trial(
             folder,
             {**planned.get(folder.number, {}), **own},
@@ -336,29 +336,8 @@ def first_line(text: str) -> str:
 
 def newest_value(metrics: Path, name: str) -> float | None:
     """Return the last value of a metric, reading only the end of the file."""
-    try:
-        lines = read_tail(metrics, TAIL).splitlines()
-    except OSError:
-        return None
-    for line in reversed(lines):
-        try:
-            value = parse_object(line).get(name)
-        except ValueError:
-            continue
-        if (number := as_number(value)) is not None:
-            return number
-    return None
-
-
-def as_number(value: object) -> float | None:
-    """Return a finite number, or None."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return None
-    try:
-        number = float(value)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
+    values = (as_number(record.get(name)) for record in reversed(read_end(metrics, TAIL)))
+    return next((value for value in values if value is not None), None)
 
 
 def finished(trials: Iterable[Trial]) -> list[Trial]:

@@ -149,7 +149,7 @@ def sort_by(sweep: Sweep, listed: Iterable[Row], key: str) -> list[Row]:
             hint=f"The columns are: {', '.join(['value', *own, *sweep.keys])}",
         )
     known = sorted(
-        (row for row in listed if pick(row) is not None), key=lambda row: _comparable(pick(row))
+        (row for row in listed if pick(row) is not None), key=lambda row: comparable(pick(row))
     )
     without = [row for row in listed if pick(row) is None]  # last in either direction
     return [*(reversed(known) if backwards else known), *without]
@@ -160,7 +160,7 @@ def _backwards(found: list[Row]) -> list[Row]:
     return [*reversed(with_value), *(row for row in found if row.value is None)]
 
 
-def _comparable(value: object) -> tuple[int, float, str]:
+def comparable(value: object) -> tuple[int, float, str]:
     """Sort key: numbers by size, then the rest as text."""
     if isinstance(value, (int, float)):
         return 0, float(value), ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from paceline.contract.run_folder import RunFolder
 from paceline.sweep.overview import SweepOverview, SweepOverviews, find_sweeps, started_trials
-from paceline.watch.index import read_rows
+from paceline.watch.index import changed, read_rows
 from paceline.watch.overview import Overview
 from paceline.watch.records import QueryStates, find_runs
 from paceline.watch.run_status import LOST
@@ -73,11 +72,4 @@ class RunList:
 
 
 def _stamp(folder: RunFolder) -> Stamp:
-    return _changed(folder.path), _changed(folder.claims)
-
-
-def _changed(path: Path) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return 0
+    return changed(folder.path), changed(folder.claims)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from paceline.contract.checkpoint import checkpoint_step, find_best, find_checkpoints
-from paceline.contract.foreign_records import parse_object, read_bounded, read_object
+from paceline.contract.foreign_records import read_fields
 from paceline.contract.heartbeat_file import ABSENT, FINISHED, READY, RUNNING, SAVED_AND_STOPPED
 from paceline.contract.run_folder import TRIALS, AttemptFolder, RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED, read_verdict
@@ -30,10 +29,7 @@ from paceline.watch.records import Record, typed_there
 
 def read_config(folder: RunFolder) -> dict[str, Any]:
     """Return the settings of a run; empty if its script has passed none."""
-    try:
-        return parse_object(read_bounded(folder.config))
-    except (OSError, ValueError):
-        return {}
+    return read_fields(folder.config)
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -149,10 +145,9 @@ def _stop_reasons(events: Iterable[dict[str, Any]]) -> dict[int, str]:
 
 
 def _failure(attempt: AttemptFolder, failure: dict[str, Any]) -> Failure:
-    rank, traceback = failure.get("rank"), ""
-    with suppress(OSError, ValueError):
-        if rank is not None:
-            traceback = str(read_object(attempt.error(rank)).get("traceback", ""))[-MAX_TRACEBACK:]
+    rank = failure.get("rank")
+    error = {} if rank is None else read_fields(attempt.error(rank))
+    traceback = str(error.get("traceback", ""))[-MAX_TRACEBACK:]
     host, where = str(failure.get("host", "")), str(failure.get("where", ""))
     return Failure(attempt.number, rank, host, failure_text(failure), where, traceback)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.contract import hostlist
 from paceline.contract.checkpoint import checkpoint_step, find_checkpoints
-from paceline.contract.foreign_records import Fields, keep_valid, read_object, read_tail
+from paceline.contract.foreign_records import Fields, read_fields, read_tail
 from paceline.contract.process import describe_exit
 from paceline.contract.run_folder import TRIALS, AttemptFolder, RunFolder
 from paceline.contract.sweep_folder import TrialFolder
@@ -42,14 +42,9 @@ def read_failure(attempt: AttemptFolder) -> dict[str, Any]:
     """Return the first failure of an attempt; empty if there is none. Slurm may know that a lost
     node has died.
     """
-    try:
-        failure = keep_valid(read_object(attempt.failure), FAILURE_FIELDS)
-    except (OSError, ValueError):
-        return {}
-    host, is_agent = (
-        failure.get("host", ""),
-        failure.get("rank") is None and failure.get("cause") in AGENT_CAUSES,
-    )
+    failure = read_fields(attempt.failure, FAILURE_FIELDS)
+    host = failure.get("host", "")
+    is_agent = failure.get("rank") is None and failure.get("cause") in AGENT_CAUSES
     if is_agent and host and _slurm_lost(RunFolder(attempt.path.parent), host):
         failure |= {"cause": "lost", "message": NODE_DIED}
     return failure
@@ -160,8 +155,6 @@ def describe_start(folder: RunFolder) -> str:
     """Return where a resume of the run begins."""
     if found := find_checkpoints(folder.path):
         return f"from step {checkpoint_step(found[0].name)}"
-    from paceline.watch.events import read_events
-
     events = read_events(folder.events)
     has_trained = any(event["event"] == "training" for event in events)
     starts = [event for event in events if event["event"] in ("launch", "ranks")]

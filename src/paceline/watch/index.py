@@ -159,10 +159,11 @@ def _stamp(path: str, job_start: str) -> tuple[int, ...]:
     A run that starts again is claimed. One that is cancelled or submitted again, or gets a verdict,
     has a new file.
     """
-    return _changed(path), _changed(f"{path}/claims"), _changed(f"{path}/job-starts/{job_start}")
+    return changed(path), changed(f"{path}/claims"), changed(f"{path}/job-starts/{job_start}")
 
 
-def _changed(path: str) -> int:
+def changed(path: Path | str) -> int:
+    """Return when a file or folder last changed, in nanoseconds since 1970; 0 if it is missing."""
     try:
         return os.stat(path).st_mtime_ns
     except OSError:

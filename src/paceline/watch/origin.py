@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.foreign_records import read_object
+from paceline.contract.foreign_records import read_fields
 from paceline.errors import ClusterError
 from paceline.slurm.job_states import JobState
 from paceline.spec.shell_text import meant_for
@@ -38,7 +38,13 @@ class ClusterCopy:
 
     def news(self) -> dict[str, Any]:
         """Return when the cluster was last heard of, by both clocks, and why nothing new comes."""
-        return {"scratch": "", "there": 0.0, "here": 0.0, "problem": "", **_read(self.base / NEWS)}
+        return {
+            "scratch": "",
+            "there": 0.0,
+            "here": 0.0,
+            "problem": "",
+            **read_fields(self.base / NEWS),
+        }
 
 
 _shown: ClusterCopy | None = None
@@ -101,7 +107,7 @@ def read_job_states(base: Path, jobs: Iterable[str]) -> dict[str, JobState]:
 
     Raises ClusterError if Slurm did not answer there.
     """
-    table = _read(base / STATES)
+    table = read_fields(base / STATES)
     if problem := table.get("problem"):
         raise ClusterError(str(problem), hint=str(table.get("hint", "")))
     rows, found = table.get("jobs", {}), {}
@@ -118,13 +124,17 @@ def state_row(state: JobState | None) -> list[Any] | None:
     """
     if state is None:
         return None
-    start: str | float = state.start
-    try:
-        start = time.mktime(time.strptime(state.start, TIME_FORMAT))
-    except (ValueError, OverflowError):
-        pass
+    start = parse_time(state.start) or state.start
     row = [state.id, state.state, state.reason, state.nodes, start, state.elapsed]
     return [*row, state.exit_code]
+
+
+def parse_time(text: str) -> float | None:
+    """Return a time that Slurm has written, in seconds since 1970; None if it is none."""
+    try:
+        return time.mktime(time.strptime(text, TIME_FORMAT))
+    except (ValueError, OverflowError):
+        return None
 
 
 def show_moment(moment: float) -> str:
@@ -143,10 +153,3 @@ def _problem(news: dict[str, Any]) -> str:
     assert _shown is not None
     is_fresh = 0 <= time.time() - news["here"] < FRESH
     return str(news["problem"]) or ("" if is_fresh else f"no news from {_shown.cluster}")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return dict(read_object(path))
-    except (OSError, ValueError):
-        return {}

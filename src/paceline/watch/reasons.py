@@ -52,22 +52,8 @@ def describe_reason(record: Record) -> str:
     if record.status == LOST and record.job is not None:
         why = "this can happen when the controller crashes"
         return f"Slurm forgot job {record.job} ({why}); use `{submit_again(record.folder)}`"
-    if (
-        record.is_over
-        and record.status not in (DONE, STOPPED, "cancelled")
-        and (problem := _problem(record))
-    ):
-        return problem
-    if (
-        record.is_over
-        and record.status not in (DONE, DONE_UNSAVED, "cancelled")
-        and _reached_time_limit(record)
-    ):
-        return TIME_LIMIT
-    if record.status == DONE and had_nothing_left(record.events):
-        return "nothing was left to do"
-    if record.is_over and record.status == "cancelled" and (ended := _cancelled(record)):
-        return ended
+    if record.is_over and (why := _describe_end(record)):
+        return why
     if record.state is None:
         problem = record.no_answer.message.rstrip(".") if record.no_answer is not None else ""
         host = str(record.details.get("host", "")) if record.job is None else _last_nodes(record)
@@ -81,8 +67,16 @@ def describe_reason(record: Record) -> str:
     )
 
 
-def _cancelled(record: Record) -> str:
-    """Return who cancelled a run, as far as that is known, and from where it can continue."""
+def _describe_end(record: Record) -> str:
+    """Return why a run ended as it did; empty if there is nothing more to say."""
+    if record.status == DONE:
+        return "nothing was left to do" if had_nothing_left(record.events) else ""
+    if record.status == DONE_UNSAVED:
+        return unsaved_state(record.holder)
+    if record.status != "cancelled":
+        lines = [] if record.status == STOPPED else describe_failure(record.folder)
+        problem = in_one_line(next(iter(lines), ""))
+        return problem or (TIME_LIMIT if _reached_time_limit(record) else "")
     by_you = record.folder.cancelled.exists() and is_own_folder(record.folder.path)
     saved = find_checkpoints(record.folder.path)
     again = f"can continue from step {checkpoint_step(saved[0].name)}" if saved else ""
@@ -125,10 +119,10 @@ def _waits_for(record: Record, state: JobState) -> str:
 
 def saves_first(record: Record) -> bool:
     """Whether a run that was cancelled was asked to save first, as local runs always are."""
+    if record.job is None:
+        return True
     with suppress(OSError, ValueError):
-        return (
-            record.job is None or SAVES_FIRST in read_bounded(record.folder.cancelled, 100).decode()
-        )
+        return SAVES_FIRST in read_bounded(record.folder.cancelled, 100).decode()
     return False
 
 
@@ -144,12 +138,6 @@ def _reached_time_limit(record: Record) -> bool:
         if event["event"] in ("started", "stop_requested")
     ]
     return bool(asked) and isinstance(asked[-1], str) and TIME_LIMIT_CAUSE in asked[-1]
-
-
-def _problem(record: Record) -> str:
-    if record.status == DONE_UNSAVED:
-        return unsaved_state(record.holder)
-    return in_one_line(next(iter(describe_failure(record.folder)), ""))
 
 
 def _dependency(record: Record, state: JobState) -> str:
@@ -171,8 +159,6 @@ def _name_runs(record: Record, jobs: str) -> str:
     names = [path.name for path in paths if slurm.read_job_id(RunFolder(path)) in wanted]
     return f" ({', '.join(names)})" if names else ""
 
-
-TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
 
 # Slurm's reason -> what it means. {what} is what the job needs: GPUs or nodes.
 REASONS = {
@@ -276,11 +262,8 @@ def expected_start(state: JobState, now: float) -> float | None:
     """Return when Slurm expects a job to start, in seconds since 1970; None if it does not say, or
     if that is past.
     """
-    try:
-        start = time.mktime(time.strptime(state.start, TIME_FORMAT))
-    except (ValueError, OverflowError):
-        return None
-    return start if start > now else None
+    start = origin.parse_time(state.start)
+    return start if start is not None and start > now else None
 
 
 def show_start(start: float, now: float) -> str:

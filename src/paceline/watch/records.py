@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.contract.checkpoint import checkpoint_step, find_checkpoints
 from paceline.contract.claims import Holder, find_holder
-from paceline.contract.foreign_records import NUMBER, Fields, keep_valid, read_bounded, read_object
+from paceline.contract.foreign_records import NUMBER, Fields, read_bounded, read_fields
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED, read_verdict
 from paceline.errors import ClusterError
@@ -244,46 +244,27 @@ def _record(
         status == "unknown"
         and holder is not None
         and holder.job == job
-        and _goes_on(folder, holder)
+        and read_verdict(f"{holder.path}/verdict") is None
+        and shows_life(folder)
     ):
-        status = "running"
+        status = "running"  # also without an answer of Slurm: it writes, and has not ended
     is_over = state.phase == ENDED if state is not None else status in OVER
     latest = read_latest(f"{folder.path}/metrics.jsonl", with_pace=not is_over)
+    saved = find_checkpoints(folder.path) if latest.step is None else []
     return Record(
         folder=folder,
-        details=keep_valid(read_json(f"{folder.path}/run.json"), RUN_FIELDS),
+        details=read_fields(f"{folder.path}/run.json", RUN_FIELDS),
         status=status,
         job=job,
         state=state,
         attempts=len(folder.attempt_numbers()),
-        step=_step(folder) if latest.step is None else latest.step,
+        step=checkpoint_step(saved[0].name) if saved else latest.step,
         no_answer=problem
         if job is not None and state is None and status in ("unknown", "running")
         else None,
         holder=holder,
         newest=latest,
     )
-
-
-def _goes_on(folder: RunFolder, holder: Holder) -> bool:
-    """Return whether a run is certainly running, although Slurm does not respond: it writes, and
-    has not ended.
-    """
-    return read_verdict(f"{holder.path}/verdict") is None and shows_life(folder)
-
-
-def read_json(path: Path | str) -> dict[str, Any]:
-    """Read a JSON object; return an empty one if the file is missing or invalid."""
-    try:
-        return read_object(path)
-    except (OSError, ValueError):
-        return {}
-
-
-def _step(folder: RunFolder) -> int | None:
-    """Return the step of the newest checkpoint."""
-    found = find_checkpoints(folder.path)
-    return checkpoint_step(found[0].name) if found else None
 
 
 @contextmanager
@@ -306,9 +287,4 @@ def explain_status(folder: RunFolder) -> ClusterError:
 
 
 def _read(folder: RunFolder) -> dict[str, Any]:
-    try:
-        return keep_valid(
-            read_object(folder.fetched), {"cluster": str, "status": str, "time": NUMBER}
-        )
-    except (OSError, ValueError):
-        return {}
+    return read_fields(folder.fetched, {"cluster": str, "status": str, "time": NUMBER})

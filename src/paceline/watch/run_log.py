@@ -11,9 +11,9 @@ from itertools import takewhile
 from operator import itemgetter
 from pathlib import Path
 
+from paceline.contract.foreign_records import read_fields
 from paceline.contract.run_folder import AttemptFolder, RunFolder
 from paceline.watch.log_file import LineSplitter, LineTimes, LogFile, Lookup, Piece, strip_escapes
-from paceline.watch.records import read_json
 
 _RANK = re.compile(r"\[(-?\d{1,9})\] ")
 
@@ -320,7 +320,10 @@ class RunLog:
         )
         if rank is not None:
             own = [("rank", rank)] if ("rank", rank) in found else []
-            node = ("node", rank // max(1, int(read_json(self.folder.run_json).get("nproc") or 1)))
+            node = (
+                "node",
+                rank // max(1, int(read_fields(self.folder.run_json).get("nproc") or 1)),
+            )
             found = own or (
                 [node] if node in found else [each for each in found if each[0] == "node"]
             )

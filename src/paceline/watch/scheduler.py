@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -19,7 +18,6 @@ from paceline.errors import ClusterError, NoSlurm, UsageError
 from paceline.slurm import squeue_and_sacct
 from paceline.slurm.answer_cache import Answer, AnswerCache
 from paceline.slurm.job_states import ENDED, LIVE, JobState
-from paceline.slurm.node_use import PartitionUse, ask_node_use, parse_node_use
 from paceline.spec.quantities import parse_seconds
 from paceline.spec.site import find_site
 from paceline.watch import origin
@@ -106,11 +104,6 @@ def _read(folder: RunFolder, job: str) -> Evidence:
     )
 
 
-def gather_evidence(jobs: Iterable[str] | Mapping[str, Evidence]) -> dict[str, Evidence]:
-    """Return the evidence of jobs by job; for ids alone there is none."""
-    return dict(jobs) if isinstance(jobs, Mapping) else dict.fromkeys(jobs, Evidence())
-
-
 def _modified(path: Path) -> float:
     try:
         return path.lstat().st_mtime
@@ -131,7 +124,7 @@ def query_states(jobs: Iterable[str] | Seen) -> dict[str, JobState]:
 
     With evidence from the run folders, it asks less, and sees at once what they show.
     """
-    seen = gather_evidence(jobs)
+    seen = jobs if isinstance(jobs, Mapping) else dict.fromkeys(jobs, Evidence())
     if not seen:
         return {}
     if (copy := origin.shown()) is not None:
@@ -361,27 +354,3 @@ def _has_news(before: Answer, answer: Answer, seen: Seen) -> bool:
     return any(
         state is None or (state.phase == ENDED and state.state != "CANCELLED") for state in now
     )
-
-
-_node_use: tuple[float, list[PartitionUse] | ClusterError] = (0.0, [])
-_asking = threading.Lock()
-
-
-def query_node_use() -> list[PartitionUse]:
-    """Return the partitions and what is free in them, at most a poll interval old.
-
-    `paceline ui` alone shows it, so one answer for all threads of this process is enough.
-    """
-    global _node_use
-    with _asking:
-        asked, answer = _node_use
-        if not 0 <= time.time() - asked < max(poll_interval(), DEFAULT):
-            asked = time.time()
-            try:
-                answer = parse_node_use(ask_node_use())
-            except ClusterError as error:
-                answer = error
-            _node_use = (asked, answer)
-    if isinstance(answer, ClusterError):
-        raise answer
-    return answer

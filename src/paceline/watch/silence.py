@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from paceline.contract.claims import find_holder
-from paceline.contract.foreign_records import NUMBER, keep_valid, read_object
+from paceline.contract.foreign_records import NUMBER, read_fields
 from paceline.contract.run_folder import JobStartFolder, RunFolder
 from paceline.contract.verdict import DONE, FAILED
 from paceline.slurm.job_states import JobState
@@ -39,7 +38,8 @@ def seconds_silent(folder: RunFolder, state: JobState | None) -> float | None:
     """
     if state is None or state.state != "RUNNING" or folder.cancelled.exists():
         return None
-    holder, spec = find_holder(folder), _read_spec(folder)
+    holder = find_holder(folder)
+    spec = read_fields(folder.launch_spec, {"system_metrics": NUMBER})
     interval = float(spec.get("system_metrics", 0.0))
     if holder is None or holder.job != state.id or not interval:
         return None
@@ -64,18 +64,10 @@ def shows_life(folder: RunFolder) -> bool:
 
 def describe_silence(seconds: float, *, nodes: str, verdict: str | None, remedy: str) -> str:
     """Return what `paceline ps` shows for a job without a sign of life."""
-    cause = f"it is {verdict}" if verdict in (DONE, FAILED) else "a node may have restarted"
-    cause += (
-        ", but Slurm has not noticed" if verdict in (DONE, FAILED) else " without Slurm noticing"
-    )
+    cause = "a node may have restarted without Slurm noticing"
+    if verdict in (DONE, FAILED):
+        cause = f"it is {verdict}, but Slurm has not noticed"
     return f"no sign of life from {nodes} for {show_seconds(seconds)}: {cause}; use {remedy}"
-
-
-def _read_spec(folder: RunFolder) -> dict[str, Any]:
-    try:
-        return keep_valid(read_object(folder.launch_spec), {"system_metrics": NUMBER})
-    except (OSError, ValueError):
-        return {}
 
 
 def seconds_run(state: JobState) -> float:

@@ -21,7 +21,7 @@ from textual.events import DescendantBlur, DescendantFocus
 from textual.message import Message
 from textual.widgets import Input, Static
 
-from paceline.contract.foreign_records import read_object
+from paceline.contract.foreign_records import read_fields
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import TrialFolder
 from paceline.errors import PacelineError
@@ -413,9 +413,5 @@ def ordered(names: Sequence[str]) -> list[str]:
 
 def _parameters(trial: Path) -> str:
     """Return the parameters of a trial that has started; they never change."""
-    try:
-        point = read_object(TrialFolder(trial).trial).get("point")
-    except (OSError, ValueError):
-        return ""
-    found = point.items() if isinstance(point, dict) else ()
-    return " ".join(f"{name}={to_label(value)}" for name, value in found)
+    point = read_fields(TrialFolder(trial).trial, {"point": dict}).get("point", {})
+    return " ".join(f"{name}={to_label(value)}" for name, value in point.items())

@@ -33,7 +33,6 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.sweep_folder import SweepFolder
 from paceline.errors import EnvironmentProblem, PacelineError, UsageError
 from paceline.launch.diff import compare_run
 from paceline.spec.shell_text import quote, to_type
@@ -56,6 +55,7 @@ HEARTBEAT = 15.0  # seconds without an event, after which a sign of life is sent
 FIRST_LINES = 1000  # of a log
 MAX_DIFFERENCE = 1_000_000  # characters
 SWEEP_INTERVAL = 3.0  # seconds between reads of a sweep, at least
+CLUSTER_INTERVAL = 60.0  # the same for questions about the cluster
 IDLE_SHARE = 5  # reading that takes long is followed by a pause of so many times its duration
 # A page of its own, because a browser sends the new cookie only with requests that come from us.
 ENTRANCE = (
@@ -72,7 +72,7 @@ class Answers:
     ) -> None:
         self.allow_actions, self.query = allow_actions, query
         self.rows = Rows(scratch, query)
-        self._sweeps: dict[SweepFolder, tuple[float, bytes]] = {}  # until when an answer counts
+        self._kept: dict[str, tuple[float, bytes]] = {}  # answers, and until when each counts
         self._lock = Lock()
 
     def run(self, folder: RunFolder) -> dict[str, Any]:
@@ -114,17 +114,28 @@ class Answers:
         return {"diff": text[:MAX_DIFFERENCE], "note": cut if len(text) > MAX_DIFFERENCE else ""}
 
     def sweep(self, name: str) -> bytes:
-        """Return a sweep with its trials and figures, the same for all who ask within some
-        seconds. What took long is kept longer.
-        """
+        """Return a sweep with its trials and figures."""
         folder = self.rows.sweep(name)
+        return self._keep(
+            str(folder.path),
+            SWEEP_INTERVAL,
+            lambda: describe_trials(read_sweep(folder, self.query)),
+        )
+
+    def cluster(self) -> bytes:
+        return self._keep("", CLUSTER_INTERVAL, lambda: read_cluster(self.rows.by_job()))
+
+    def _keep(self, key: str, interval: float, answer: Callable[[], Any]) -> bytes:
+        """Return the same answer to all who ask within some seconds. What took long is kept
+        longer.
+        """
         with self._lock:
-            until, known = self._sweeps.get(folder, (0.0, b""))
+            until, known = self._kept.get(key, (0.0, b""))
             began = time.monotonic()
             if began >= until:
-                known = encode(describe_trials(read_sweep(folder, self.query)))
-                pause = max(SWEEP_INTERVAL, IDLE_SHARE * (time.monotonic() - began))
-                self._sweeps[folder] = (time.monotonic() + pause, known)
+                known = encode(answer())
+                pause = max(interval, IDLE_SHARE * (time.monotonic() - began))
+                self._kept[key] = (time.monotonic() + pause, known)
             return known
 
 
@@ -165,7 +176,7 @@ def make_app(answers: Answers, access: Access) -> Starlette:
             methods=["POST"],
         ),
         Route("/api/sweeps/{key}", asked(lambda request: answers.sweep(key(request)))),
-        Route("/api/cluster", asked(lambda request: read_cluster(rows.by_job()))),
+        Route("/api/cluster", asked(lambda request: answers.cluster())),
         Mount("/static", StaticFiles(directory=STATIC)),
         Mount("/plotly", StaticFiles(directory=plotly_path().parent)),
     ]

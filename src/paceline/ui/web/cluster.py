@@ -8,12 +8,12 @@ from typing import Any
 
 from paceline.errors import ClusterError
 from paceline.slurm.job_states import WAITING, JobState
-from paceline.slurm.node_use import PartitionUse
+from paceline.slurm.node_use import PartitionUse, ask_node_use, parse_node_use
 from paceline.spec.shell_text import to_type
 from paceline.watch import origin
 from paceline.watch.overview import Overview
 from paceline.watch.reasons import expected_start, explain_reason
-from paceline.watch.scheduler import query_node_use, query_queue
+from paceline.watch.scheduler import query_queue
 
 MAX_JOBS = 1000
 NOTHING = {"cluster": "", "partitions": [], "queue": [], "problem": "", "command": ""}
@@ -23,8 +23,7 @@ NOT_COPIED = (
 
 
 def read_cluster(runs: Mapping[str, Overview]) -> dict[str, Any]:
-    """Return partitions and queue from answers of Slurm that all processes share; or why there are
-    none.
+    """Ask Slurm for partitions and queue; or return why there are none.
 
     `runs` are those that are known, by their job.
     """
@@ -32,7 +31,7 @@ def read_cluster(runs: Mapping[str, Overview]) -> dict[str, Any]:
         about = {"cluster": copy.cluster, "command": to_type("doctor")}
         return {**NOTHING, **about, "problem": NOT_COPIED}
     try:
-        partitions, queue = query_node_use(), query_queue()
+        partitions, queue = parse_node_use(ask_node_use()), query_queue()
     except ClusterError as error:
         problem = " ".join(filter(None, (error.message, error.hint)))
         return {**NOTHING, "problem": problem}
