@@ -10,7 +10,7 @@ import pytest
 
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.launch.code_snapshot import Snapshot, list_code
-from paceline.launch.secrets.file_names import is_secret
+from paceline.launch.secret_files import is_secret
 from paceline.launch.submission import fill_folder
 from paceline.spec.job import Program
 from paceline.spec.load import load_job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.launch.plan.local import START_AGENT
+from paceline.launch.local_plan import START_AGENT
 from paceline.watch.events import read_events
 from tests.agent.conftest import Launch, Launched
 

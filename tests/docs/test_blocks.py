@@ -17,7 +17,7 @@ import pytest
 import tomllib
 
 from paceline.cli.parser import make_app
-from paceline.launch.secrets.secrets import parse_dotenv
+from paceline.launch.secrets import parse_dotenv
 from paceline.spec.load import read_file
 from paceline.spec.settings import Site, Tables
 from paceline.spec.sweep import load_sweep

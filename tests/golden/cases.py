@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.launch.plan.slurm import SlurmPlan, plan_slurm
+from paceline.launch.slurm_plan import SlurmPlan, plan_slurm
 from paceline.slurm.array_script import Trials
 from paceline.spec.job import Program
 from paceline.spec.load import load_job

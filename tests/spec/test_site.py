@@ -10,7 +10,7 @@ import pytest
 
 from paceline.errors import SpecError
 from paceline.launch.checks.machine import inspect_site
-from paceline.launch.plan.launch_spec import data_settings
+from paceline.launch.launch_spec import data_settings
 from paceline.spec import site
 from paceline.spec.job import Job, Program
 from paceline.spec.load import load_job, reload_job

@@ -17,7 +17,7 @@ from paceline.contract import env
 from paceline.contract.foreign_records import read_object
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import SpecError, UsageError
-from paceline.launch.secrets.declared import NO_SECRETS
+from paceline.launch.secrets import NO_SECRETS
 from paceline.spec.home_path import state_folder
 from paceline.spec.option import SWEEP
 from paceline.spec.settings import TABLE, options_of
@@ -25,7 +25,7 @@ from paceline.spec.shell_text import quote
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster import Forwarded
-    from paceline.launch.secrets.declared import Secrets
+    from paceline.launch.secrets import Secrets
     from paceline.spec.clusters import Cluster, ProjectFile
     from paceline.spec.job import Job
     from paceline.ssh.code import Parcel
@@ -221,8 +221,7 @@ def _stays_here(name: str, job: Job, parcel: Parcel) -> bool:
 
 
 def _secrets(job: Job) -> Secrets:
-    from paceline.launch.secrets.declared import choose_secrets
-    from paceline.launch.secrets.secrets import read_secrets
+    from paceline.launch.secrets import choose_secrets, read_secrets
 
     return choose_secrets(
         job, environ=os.environ, file_secrets=read_secrets(job, os.environ), in_a_job=False

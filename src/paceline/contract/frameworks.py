@@ -17,7 +17,6 @@ from pathlib import Path
 from paceline.contract.verdict import STOPPED_EXIT
 
 PLAIN_SIGNAL = "SIGUSR1"
-SIGNALS = (PLAIN_SIGNAL, "SIGTERM", "SIGINT", "SIGHUP")  # SIGUSR2 writes stacks
 
 
 @dataclass(frozen=True)

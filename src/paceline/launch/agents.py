@@ -19,7 +19,7 @@ from paceline.contract.claims import local_job_start_name, record_processes
 from paceline.contract.process import die_with_parent, is_open
 from paceline.contract.verdict import FAILED, RESTART_EXIT, read_verdict
 from paceline.errors import LaunchError
-from paceline.launch.plan.local import AgentCommand, LocalPlan
+from paceline.launch.local_plan import AgentCommand, LocalPlan
 
 # how an agent ends that nobody asked to
 KILLED = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS)

@@ -18,7 +18,7 @@ from pathlib import Path
 from paceline.contract.files import show_size
 from paceline.errors import EnvironmentProblem
 from paceline.launch.code_store import BYTECODE, store_code
-from paceline.launch.secrets.file_names import is_secret, matches
+from paceline.launch.secret_files import is_secret, matches
 from paceline.spec.load import repository_root
 from paceline.spec.sent_code import read_sent_code
 

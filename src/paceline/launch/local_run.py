@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from paceline.launch.claims import claim_run
+from paceline.launch.local_plan import LocalPlan, plan_local
 from paceline.launch.machine import detect_machine, interpreter
-from paceline.launch.plan.local import LocalPlan, plan_local
 from paceline.launch.run_folder import open_run_folder
 from paceline.launch.submission import LOCAL, EarlierRun, Submission, fill_folder
 from paceline.spec.job import Job

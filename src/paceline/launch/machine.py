@@ -15,7 +15,7 @@ from typing import Any
 import paceline
 from paceline.contract.gpus import visible_devices
 from paceline.errors import EnvironmentProblem, PacelineError, SpecError, UsageError
-from paceline.launch.plan.local import Machine
+from paceline.launch.local_plan import Machine
 from paceline.spec.home_path import expand_home
 from paceline.spec.job import Job
 

@@ -18,7 +18,7 @@ from paceline.contract.gpus import visible_devices
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.stacks import PROBE_MARK, STACKS, NodeAnswer
-from paceline.launch.plan.interactive_shell import PIPED, setup_from_run
+from paceline.launch.interactive_shell import PIPED, setup_from_run
 from paceline.slurm import commands as slurm
 from paceline.slurm import squeue_and_sacct
 from paceline.slurm.submission_environment import submission_environment

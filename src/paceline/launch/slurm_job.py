@@ -24,8 +24,8 @@ from paceline.errors import ClusterError, JobRejected, NoAnswer, NoSlurm, UsageE
 from paceline.launch.checks.job import check_job
 from paceline.launch.claims import require_not_running
 from paceline.launch.environment.store import resolve_environment
-from paceline.launch.plan.slurm import SlurmPlan, plan_slurm
 from paceline.launch.run_folder import find_run, open_run_folder, path_error
+from paceline.launch.slurm_plan import SlurmPlan, plan_slurm
 from paceline.launch.submission import SLURM, EarlierRun, Submission, fill_folder
 from paceline.slurm import commands as slurm
 from paceline.slurm import sbatch, squeue_and_sacct

@@ -18,12 +18,12 @@ from paceline.contract.redaction import REDACTED
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import EnvironmentProblem
 from paceline.launch.code_snapshot import CodeList, Snapshot, identify_code, list_code
+from paceline.launch.launch_spec import launch_spec_text, run_record
 from paceline.launch.links import Links, check_args, find_links
 from paceline.launch.machine import host_details
-from paceline.launch.plan.launch_spec import launch_spec_text, run_record
 from paceline.launch.run_folder import new_run_path
 from paceline.launch.run_half_zip import write_run_half
-from paceline.launch.secrets.secrets import read_secrets, secret_files
+from paceline.launch.secrets import read_secrets, secret_files
 from paceline.spec.job import Job
 from paceline.spec.run_path import RunPath, run_path_of
 from paceline.staging.working_directory import WorkingDirectory

@@ -12,7 +12,7 @@ from paceline.agent.workers.warm.conditions import reason_to_start_cold
 from paceline.agent.workers.zygote import prestart
 from paceline.agent.workers.zygote.start import FORKING_STYLES
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.launch.plan.local import LocalPlan
+from paceline.launch.local_plan import LocalPlan
 
 
 def find_zygote(plan: LocalPlan, *, warm: int) -> tuple[prestart.Prestarted | None, list[str]]:

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from paceline.contract.env import MAX_BYTES, is_owned, is_too_large
-from paceline.contract.frameworks import SIGNALS
 from paceline.contract.process import DEFAULT_WARM
 from paceline.contract.redaction import redact_text
 from paceline.spec.quantities import (
@@ -21,6 +20,8 @@ from paceline.spec.quantities import (
 )
 
 MAX_GRACE = 65_535  # seconds; Slurm stores this in 16 bits
+# that ask a script to stop; SIGUSR2 writes stacks
+SIGNALS = ("SIGUSR1", "SIGTERM", "SIGINT", "SIGHUP")
 # that notifications may be about
 EVENTS = ("done", "failed", "stopped", "requeued", "stalled", "gpu_idle")
 Style = Literal["fork", "srun", "torchrun", "spawn", "mpirun", "lightning", "accelerate"]

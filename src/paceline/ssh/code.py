@@ -21,7 +21,7 @@ from paceline.contract.files import show_size
 from paceline.errors import EnvironmentProblem, SpecError
 from paceline.launch.code_snapshot import CodeTooLarge, identify_code, list_code, takes_output
 from paceline.launch.run_folder import resolve_scratch
-from paceline.launch.secrets.secrets import secret_files
+from paceline.launch.secrets import secret_files
 from paceline.spec.job import Job
 from paceline.spec.sent_code import FILE, SentCode
 from paceline.spec.shell_text import quote

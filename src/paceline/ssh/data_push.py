@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.errors import EnvironmentProblem, UsageError
-from paceline.launch.secrets.file_names import is_secret
+from paceline.launch.secret_files import is_secret
 from paceline.ssh.connection import Connection
 from paceline.ssh.rsync import KEPT, PARTIAL, Copied, Route, first_line
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from paceline.contract import env
-from paceline.launch.secrets.declared import keep_received
+from paceline.launch.secrets import keep_received
 
 GRACE = 5.0  # seconds between an interrupt and the end of a command that nobody reads any more
 

@@ -18,9 +18,9 @@ from paceline.errors import ClusterError, PacelineError, UsageError
 from paceline.launch.agents import ParallelRuns
 from paceline.launch.checks.start_source import resolve_start
 from paceline.launch.claims import claim_run
+from paceline.launch.local_plan import LocalPlan, Machine, plan_local
 from paceline.launch.machine import detect_machine, interpreter
-from paceline.launch.plan.local import LocalPlan, Machine, plan_local
-from paceline.launch.secrets.secrets import read_secrets
+from paceline.launch.secrets import read_secrets
 from paceline.spec.job import Job
 from paceline.spec.shell_text import quote
 from paceline.sweep.folder import mark_starter

@@ -14,8 +14,8 @@ from functools import cached_property
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep_folder import SUBMITTED, Point
 from paceline.errors import ClusterError, JobRejected
-from paceline.launch.plan.slurm import SlurmPlan
 from paceline.launch.slurm_job import SlurmJob, write_files
+from paceline.launch.slurm_plan import SlurmPlan
 from paceline.slurm import commands as slurm
 from paceline.slurm.array_script import Trials
 from paceline.slurm.arrays import JOB_LIMIT_REACHED, array_size_limit, max_new_jobs, submit_array

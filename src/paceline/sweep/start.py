@@ -19,7 +19,7 @@ from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep_folder import Point, Search
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.launch import run_folder as folders
-from paceline.launch.secrets.secrets import read_secrets
+from paceline.launch.secrets import read_secrets
 from paceline.launch.submission import fill_folder, path_in_run
 from paceline.spec.job import Job
 from paceline.spec.run_path import RunPath

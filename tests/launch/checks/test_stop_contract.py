@@ -11,7 +11,7 @@ import pytest
 from paceline import cli
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
-from paceline.launch.plan.launch_spec import launch_spec_text
+from paceline.launch.launch_spec import launch_spec_text
 
 TRAINER = "from transformers import Trainer\nTrainer(model).train(resume_from_checkpoint=newest)\n"
 LIGHTNING = "import lightning\nlightning.Trainer().fit(model)\n"

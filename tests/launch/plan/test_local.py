@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact_args
 from paceline.errors import SpecError, UsageError
-from paceline.launch.plan.launch_spec import launch_spec_text, run_record
-from paceline.launch.plan.local import LocalPlan, Machine, plan_local
+from paceline.launch.launch_spec import launch_spec_text, run_record
+from paceline.launch.local_plan import LocalPlan, Machine, plan_local
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
 from paceline.spec.run_path import RunPath, new_run_id

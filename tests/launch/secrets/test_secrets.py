@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import PacelineError, SpecError
-from paceline.launch.secrets.declared import FROM_SHELL, Secrets, choose_secrets
-from paceline.launch.secrets.secrets import parse_dotenv, read_secrets
+from paceline.launch.secrets import FROM_SHELL, Secrets, choose_secrets, parse_dotenv, read_secrets
 from paceline.spec.job import Job, Program
 from paceline.spec.load import load_job
 from paceline.spec.typed_flags import Flag

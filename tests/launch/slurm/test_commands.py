@@ -17,9 +17,9 @@ from paceline.contract.run_folder import SUBMITTING, RunFolder
 from paceline.errors import JobRejected, NoAnswer, NotConfigured
 from paceline.launch import claims
 from paceline.launch.checks.machine import describe_interfaces, interfaces
-from paceline.launch.plan.slurm import SlurmPlan
 from paceline.launch.run_folder import open_run_folder
 from paceline.launch.slurm_job import submit_plan
+from paceline.launch.slurm_plan import SlurmPlan
 from paceline.slurm import arrays, limits, sbatch, squeue_and_sacct
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import JobState

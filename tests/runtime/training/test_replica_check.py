@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from paceline.errors import ReplicasDiffer, UsageError
-from paceline.launch.plan.launch_spec import runtime_settings
+from paceline.launch.launch_spec import runtime_settings
 from paceline.runtime.settings import Settings
 from paceline.runtime.step_boundary import stop_consensus
 from paceline.runtime.training.checksum import BUCKET, Checksum

@@ -88,7 +88,7 @@ def command(
         job = settings.load(settings.find_program(args, is_module=module, cwd=cwd), cwd=cwd)
         return report(SlurmJob(job).findings(), as_json=as_json)
     from paceline.launch.checks.machine import inspect_machine, inspect_site, inspect_slurm
-    from paceline.launch.secrets.secrets import inspect_secrets
+    from paceline.launch.secrets import inspect_secrets
 
     job = settings.load(Program(""))
     machine = inspect_machine(os.environ, resolve_scratch(job, os.environ))

@@ -214,7 +214,7 @@ def _count_gpus(job: Job) -> int:
 
 
 def _cases(gpus: int, ranks: str | None, styles: str, *, steps: int, interrupt: bool) -> Any:
-    from paceline.launch.plan.local import LOCAL_STYLES
+    from paceline.launch.local_plan import LOCAL_STYLES
     from paceline.tools.prove.cases import plan_cases
 
     counts = (

@@ -12,7 +12,7 @@ from paceline.cli import console, runs, typer_options
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import UsageError
-from paceline.launch.plan.interactive_shell import (
+from paceline.launch.interactive_shell import (
     allocate_argv,
     join_argv,
     setup_from_plan,

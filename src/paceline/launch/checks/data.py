@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.errors import PacelineError
-from paceline.launch.plan.launch_spec import data_settings
+from paceline.launch.launch_spec import data_settings
 from paceline.spec.findings import GOOD, PROBLEM, Finding
 from paceline.spec.job import Job
 from paceline.spec.run_path import RunPath

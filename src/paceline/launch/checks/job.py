@@ -14,7 +14,7 @@ from paceline.launch.checks.data import check_data
 from paceline.launch.checks.program import check_program
 from paceline.launch.checks.quota import MOUNTS, check_quota, file_system
 from paceline.launch.environment.store import check_built
-from paceline.launch.plan.slurm import SlurmPlan
+from paceline.launch.slurm_plan import SlurmPlan
 from paceline.slurm.limits import check_limits, check_with_slurm
 from paceline.slurm.partitions import Partition
 from paceline.spec.findings import GOOD, PROBLEM, WARNING, Finding

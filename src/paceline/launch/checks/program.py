@@ -17,7 +17,7 @@ from paceline.contract.env import ON_CLUSTER
 from paceline.launch.checks.access import describe_closed, find_closed, hint_for
 from paceline.launch.environment.container import NO_ENGINE, image_path, is_fetched
 from paceline.launch.environment.probe import MODULE_COMMAND, ProbeResult, module_hint, probe_python
-from paceline.launch.plan.slurm import SlurmPlan
+from paceline.launch.slurm_plan import SlurmPlan
 from paceline.spec.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.spec.job import Job
 from paceline.spec.shell_text import to_type

@@ -10,7 +10,7 @@ from paceline.contract import env
 from paceline.contract.redaction import REDACTED, redact
 from paceline.errors import SpecError
 from paceline.launch.environment_file import SECRETS_MARK
-from paceline.launch.secrets.declared import Secrets, belongs_to_script
+from paceline.launch.secrets import Secrets, belongs_to_script
 from paceline.slurm.batch_script import ModuleSection
 from paceline.spec.job import Job
 from paceline.spec.job_tables import Environment

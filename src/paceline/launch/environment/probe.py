@@ -14,7 +14,7 @@ from pathlib import Path
 
 from paceline.contract import env
 from paceline.launch.environment.container import FUNCTION
-from paceline.launch.plan.slurm import SlurmPlan
+from paceline.launch.slurm_plan import SlurmPlan
 from paceline.slurm.batch_script import ModuleSection, load_line
 from paceline.spec.shell_text import quote
 

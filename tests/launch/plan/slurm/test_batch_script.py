@@ -13,7 +13,7 @@ import pytest
 
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import SpecError
-from paceline.launch.secrets.declared import SCRIPT_PREFIX, Secrets
+from paceline.launch.secrets import SCRIPT_PREFIX, Secrets
 from paceline.slurm.batch_script import shell_library
 from paceline.spec.run_path import RunPath
 from tests.golden.cases import HERE, plan

@@ -18,8 +18,8 @@ from paceline.launch.environment.activation import (
     module_section,
 )
 from paceline.launch.environment.container import container_entry
-from paceline.launch.plan.launch_spec import RankCounts, make_launch_spec
-from paceline.launch.secrets.declared import NO_SECRETS, Secrets, choose_secrets, plain_variables
+from paceline.launch.launch_spec import RankCounts, make_launch_spec
+from paceline.launch.secrets import NO_SECRETS, Secrets, choose_secrets, plain_variables
 from paceline.slurm.array_script import Trials, array_script
 from paceline.slurm.batch_script import EnvironmentSection, ScriptPlan, job_script
 from paceline.slurm.sbatch import BatchJob

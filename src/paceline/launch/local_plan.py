@@ -13,8 +13,8 @@ from paceline.contract.gpus import VISIBLE_DEVICES
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact, redact_args, redact_values
 from paceline.errors import SpecError
-from paceline.launch.plan.launch_spec import RankCounts, make_launch_spec
-from paceline.launch.secrets.declared import (
+from paceline.launch.launch_spec import RankCounts, make_launch_spec
+from paceline.launch.secrets import (
     NO_SECRETS,
     Secrets,
     choose_secrets,

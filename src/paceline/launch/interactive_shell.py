@@ -10,7 +10,7 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.launch.environment.container import FUNCTION
-from paceline.launch.plan.slurm import SlurmPlan
+from paceline.launch.slurm_plan import SlurmPlan
 from paceline.slurm.batch_script import python_path
 from paceline.spec.shell_text import quote
 
