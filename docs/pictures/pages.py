@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.sweep.folder import Point, Search, SweepFolder
+from paceline.contract.sweep_folder import Point, Search, SweepFolder
 from playwright.sync_api import Page, sync_playwright
 from sample_runs import SampleRuns
 from top import make_runs

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.sweep.folder import Point, Search, SweepFolder
+from paceline.contract.sweep_folder import Point, Search, SweepFolder
 
 from paceline.contract.run_folder import RunFolder
 from paceline.slurm.job_states import JobState

@@ -480,8 +480,8 @@ def _call(made: Callable, owner: str, name: str, members: tuple[Callable, ...] =
 # -- files of a run
 
 RUN = "contract/run_folder.py"
-SWEEP_FOLDER = "contract/sweep/folder.py"
-CHECKPOINT = "contract/checkpoint/names.py"
+SWEEP_FOLDER = "contract/sweep_folder.py"
+CHECKPOINT = "contract/checkpoint.py"
 # Each section: its title, the file and class that name its files, and an introduction.
 _FOLDERS = (
     ("The run folder", RUN, "RunFolder", ""),
