@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.sweep_folder import Point, Search, SweepFolder
 from playwright.sync_api import Page, sync_playwright
 from sample_runs import SampleRuns
 from top import make_runs
 
+from paceline.contract.sweep_folder import Point, Search, SweepFolder
 from paceline.slurm.job_states import JobState
 from paceline.ui.web.access import Access
 from paceline.ui.web.app import Answers, make_app

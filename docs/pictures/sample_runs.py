@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.sweep_folder import Point, Search, SweepFolder
-
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.sweep_folder import Point, Search, SweepFolder
 from paceline.slurm.job_states import JobState
 
 HOUR = 3600.0

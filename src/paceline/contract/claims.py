@@ -18,11 +18,10 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from paceline.contract.foreign_records import read_object
-from paceline.contract.process import pid_namespace, process_start
+from paceline.contract.process import boot_id, pid_namespace, process_start
 from paceline.contract.run_folder import JobStartFolder, RunFolder, write_atomically
 from paceline.errors import UsageError
 
@@ -71,7 +70,7 @@ class Holder:
             return OVER
         if live_pids(known):
             return HERE
-        rebooted = known.get("host") == socket.gethostname() and known.get("boot") != _boot()
+        rebooted = known.get("host") == socket.gethostname() and known.get("boot") != boot_id()
         return OVER if rebooted or _is_this_host(known) else ELSEWHERE
 
     def _process(self) -> dict[str, Any]:
@@ -181,7 +180,7 @@ def describe_processes(pids: Sequence[int]) -> str:
     return json.dumps(
         {
             "host": socket.gethostname(),
-            "boot": _boot(),
+            "boot": boot_id(),
             "namespace": pid_namespace(),
             "processes": processes,
         }
@@ -207,7 +206,7 @@ def _is_this_host(known: dict[str, Any]) -> bool:
     """
     if known.get("namespace") != pid_namespace():
         return False
-    boot = _boot()
+    boot = boot_id()
     return bool(known.get("boot") == boot if boot else known.get("host") == socket.gethostname())
 
 
@@ -224,10 +223,3 @@ def _started(pid: int) -> str:
     except OSError:
         pass
     return "running"
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

@@ -21,8 +21,7 @@ from paceline.contract.files import open_regular
 
 MAX_RECORD = 16 << 20  # bytes of a file with one object
 MAX_LINES = 256 << 20  # bytes at the end of a file with one object per line
-MANY_LINES = 1000
-CHUNK = 1 << 20  # bytes per call
+CHUNK = 1 << 18  # bytes per call
 _MAX_DIGITS = 300  # of an integer, so that it fits into a float
 _LARGEST = 1e18
 _LATEST = 1e11  # seconds since 1970
@@ -35,9 +34,9 @@ T = TypeVar("T")
 
 def read_bounded(path: Path | str, limit: int = MAX_RECORD) -> bytes:
     """Return a regular file's content. Raises ValueError if there is more than `limit`."""
-    descriptor, known = open_regular(path, follow=True)
+    descriptor, _ = open_regular(path, follow=True)
     try:
-        content = _read(descriptor, limit + 1, known.st_size)
+        content = _read(descriptor, limit + 1)
     finally:
         os.close(descriptor)
     if len(content) > limit:
@@ -51,24 +50,14 @@ def read_tail(path: Path | str, size: int) -> bytes:
     try:
         if (skipped := known.st_size - size) > 0:
             os.lseek(descriptor, skipped, os.SEEK_SET)
-        return _read(descriptor, size, known.st_size)
+        return _read(descriptor, size)
     finally:
         os.close(descriptor)
 
 
-def _read(descriptor: int, size: int, known: int) -> bytes:
-    """Read up to `size` bytes of a file that had `known` ones. Thousands of small files are read in
-    a row.
-
-    So there is no file object, no memory for more than there is, and no second call if the first
-    one gets all.
-    """
-    asked = min(size, known + 1, CHUNK)
-    part = os.read(descriptor, asked)
-    if len(part) < asked:
-        return part
-    parts = [part]
-    size -= len(part)
+def _read(descriptor: int, size: int) -> bytes:
+    """Read up to `size` bytes, and take no memory for more than there is."""
+    parts = []
     while size > 0 and (part := os.read(descriptor, min(size, CHUNK))):
         parts.append(part)
         size -= len(part)
@@ -77,9 +66,8 @@ def _read(descriptor: int, size: int, known: int) -> bytes:
 
 def parse(text: str | bytes) -> Any:
     """Parse JSON. Raises ValueError for all that cannot be parsed, whatever the reason."""
-    decoder = _DECODER if _may_have_long_number(text) else _QUICK_DECODER
     try:
-        return decoder.decode(
+        return _DECODER.decode(
             text if isinstance(text, str) else text.decode("utf-8", "surrogatepass")
         )
     except RecursionError:
@@ -104,12 +92,6 @@ def read_objects(path: Path | str, limit: int = MAX_LINES) -> Iterator[dict[str,
         lines = read_tail(path, limit).splitlines()
     except OSError:
         return
-    if len(lines) <= MANY_LINES:  # at once is quicker, but only if all of them are whole
-        with suppress(ValueError):
-            found = parse(b"[" + b",".join(lines) + b"]")
-            if len(found) == len(lines) and all(isinstance(each, dict) for each in found):
-                yield from found
-                return
     yield from parse_objects(lines)
 
 
@@ -197,13 +179,4 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-def _may_have_long_number(text: str | bytes) -> bool:
-    if len(text) <= _MAX_DIGITS:
-        return False
-    return isinstance(text, str) or _LONG_NUMBER in text.translate(_DIGITS)
-
-
 _DECODER = json.JSONDecoder(parse_int=_integer)
-_QUICK_DECODER = json.JSONDecoder()  # it makes integers without a call for each
-_LONG_NUMBER = b"0" * (_MAX_DIGITS + 1)
-_DIGITS = bytes(ord("0") if chr(each).isdigit() and each < 128 else ord(" ") for each in range(256))

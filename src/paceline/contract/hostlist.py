@@ -4,35 +4,14 @@ to expand them.
 
 from __future__ import annotations
 
-import math
 import re
-from dataclasses import dataclass
-from itertools import product
 
 from paceline.errors import UsageError
 
 MAX_HOSTS = 65_536  # more than Slurm itself allows; a list may come from a file of somebody else
 MAX_SHOWN = 100  # characters of a list in a message
-_PIECE = re.compile(r"[^,\[\]]+|\[[^\[\]]*\]")
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """A piece of a word: text as it is or, from a bracket, numbers of at least this width."""
-
-    text: str = ""
-    numbers: range | None = None
-    width: int = 0
-
-    def __len__(self) -> int:
-        return 1 if self.numbers is None else len(self.numbers)
-
-    def texts(self) -> list[str]:
-        return (
-            [self.text]
-            if self.numbers is None
-            else [f"{number:0{self.width}d}" for number in self.numbers]
-        )
+_WORD = r"(?:[^,\[\]]|\[[^\[\]]+\])+"
+_LIST = re.compile(rf"(?:{_WORD})?(?:,(?:{_WORD})?)*")
 
 
 def expand(text: str, *, limit: int = MAX_HOSTS) -> list[str]:
@@ -42,61 +21,44 @@ def expand(text: str, *, limit: int = MAX_HOSTS) -> list[str]:
     Raises UsageError if the list is malformed or has more than `limit` hosts, before it takes
     memory for them.
     """
-    words = [_parse_word(word, text) for word in _split(text)]
-    if sum(math.prod(sum(map(len, choice)) for choice in word) for word in words) > limit:
-        raise UsageError(f"The host list {_cut(text)} has more than {limit:,} hosts.")
-    return ["".join(parts) for word in words for parts in product(*map(_texts, word))]
-
-
-def _split(text: str) -> list[str]:
-    """At the commas outside brackets."""
-    words, depth, start = [], 0, 0
-    for position, letter in enumerate(text):
-        if letter in "[]":
-            depth += 1 if letter == "[" else -1
-            if depth not in (0, 1):
-                raise _malformed(text)
-        elif letter == "," and depth == 0:
-            words.append(text[start:position])
-            start = position + 1
-    if depth:
+    if not _LIST.fullmatch(text):
         raise _malformed(text)
-    words.append(text[start:])
-    return [word.strip() for word in words if word.strip()]
+    hosts: list[str] = []
+    for word in filter(str.strip, re.findall(_WORD, text)):
+        names = [""]
+        for piece in re.findall(r"\[[^\]]+\]|[^\[]+", word.strip()):
+            choices = _parse_ranges(piece[1:-1], text) if piece.startswith("[") else [piece]
+            if len(hosts) + len(names) * len(choices) > limit:
+                raise _too_long(text, limit)
+            names = [name + choice for name in names for choice in choices]
+        hosts += names
+    return hosts
 
 
-def _parse_word(word: str, whole: str) -> list[list[_Piece]]:
-    """Return the choices for each piece of a word, not yet as text: a bracket is a choice of
-    ranges.
-    """
-    return [
-        _parse_ranges(piece[1:-1], whole) if piece.startswith("[") else [_Piece(piece)]
-        for piece in _PIECE.findall(word)
-    ]
-
-
-def _parse_ranges(text: str, whole: str) -> list[_Piece]:
+def _parse_ranges(ranges: str, whole: str) -> list[str]:
     """`01-03,7` stands for 01, 02, 03, 7: the first number's width is the width of its range."""
-    found = []
-    for part in text.split(","):
-        match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part.strip())
-        first, last, width = (
-            (int(match[1]), int(match[2] or match[1]), len(match[1])) if match else (1, 0, 0)
-        )
+    found: list[str] = []
+    for part in ranges.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,18})(?:-([0-9]{1,18}))?\s*", part)
+        if match is None:
+            raise _malformed(whole)
+        first, last = int(match[1]), int(match[2] or match[1])
         if not first <= last < first + MAX_HOSTS:
             raise _malformed(whole)
-        found.append(_Piece(numbers=range(first, last + 1), width=width))
+        if len(found) + last - first >= MAX_HOSTS:
+            raise _too_long(whole, MAX_HOSTS)
+        found += [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
     return found
-
-
-def _texts(choice: list[_Piece]) -> list[str]:
-    return [text for piece in choice for text in piece.texts()]
 
 
 def _malformed(text: str) -> UsageError:
     return UsageError(
         f"Invalid host list {_cut(text)}: use names and ranges such as gpu[01-04,7],big1."
     )
+
+
+def _too_long(text: str, limit: int) -> UsageError:
+    return UsageError(f"The host list {_cut(text)} has more than {limit:,} hosts.")
 
 
 def _cut(text: str) -> str:

@@ -28,14 +28,21 @@ def is_open(descriptor: int) -> bool:
     return True
 
 
+def boot_id() -> str:
+    """Return what names this start of this machine; empty where there is no such thing."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
 def process_start(pid: int) -> str:
     """Return the boot id and the kernel's start time of a process; empty if it does not run."""
     try:
         values = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except (OSError, IndexError):
+    except OSError:
         return ""
-    return "" if values[0] in (b"Z", b"X") else f"{boot} {int(values[19])}"
+    return "" if values[0] in (b"Z", b"X") else f"{boot_id()} {int(values[19])}"
 
 
 def pid_namespace() -> str:

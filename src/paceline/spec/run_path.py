@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.contract.files import open_regular
@@ -33,10 +33,6 @@ class RunPath:
     def store(self) -> Path:
         """The snapshots of the code, shared by the runs of a project."""
         return self.scratch / self.project / STORE
-
-    def with_new_id(self) -> RunPath:
-        """Return the same path with another run id."""
-        return replace(self, run_id=new_run_id())
 
 
 def new_run_id(now: datetime.datetime | None = None) -> str:
