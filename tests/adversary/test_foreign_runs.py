@@ -190,5 +190,5 @@ def test_clean_keeps_the_secrets_of_others(scratch: Path) -> None:
             f"{SECRETS_MARK} TOKEN\nexport TOKEN=x\n"
         )
         (path_of(scratch, run_id) / "cancelled").write_text("1\n")
-    found = {each.path.parent.name for each in find_ended_secrets(scratch, lambda jobs: {})}
+    found = {Path(each.path).parent.name for each in find_ended_secrets(scratch, lambda jobs: {})}
     assert found == {OWN}

@@ -247,7 +247,7 @@ def test_clean_finds_the_secrets_of_runs_that_are_over(tmp_path: Path) -> None:
         return {job: JobState(job, known[job], "", "", "", "") for job in wanted if job in known}
 
     found = find_ended_secrets(tmp_path, query)
-    assert {each.path for each in found} == expected
+    assert {Path(each.path) for each in found} == expected
     assert all("secrets: A_KEY, B" in each.reason and HUSH not in each.reason for each in found)
     assert all(each.remove() for each in found)
     assert {path.read_text() for path in expected} == {REDUCED}

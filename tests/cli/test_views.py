@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,12 +14,11 @@ import pytest
 from paceline import __main__, cli
 from paceline.cli import log_printer
 from paceline.cli.commands import cancel, logs, show, submit
-from paceline.cli.wrapped_text import wrap_command, wrap_text
+from paceline.cli.wrapped_text import wrap_text
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import JobState
-from paceline.spec.shell_text import command_line
 from paceline.watch import run_follower
 from paceline.watch.log_file import keep_colours
 from paceline.watch.records import read_record
@@ -162,31 +160,6 @@ def test_wait_names_a_killed_batch_shell(
         f"to continue: paceline submit --resume {folder.path.name} (its ranks had not started)"
         in said
     )
-
-
-@pytest.mark.parametrize("width", [20, 40, 60])
-def test_a_command_that_wraps_can_be_copied(width: int) -> None:
-    words = [
-        "train",
-        "a b",
-        "it's here and there",
-        "two\nlines  it's",
-        "x" * 50,
-        "--lr=0.1",
-        '"quoted" twice',
-        "end",
-    ]
-    text = wrap_command(command_line(words), width)
-    assert "\n" in text
-    assert all(
-        len(line) <= width
-        for line in text.splitlines()
-        if " " in line.strip("\\ ") and "'" not in line
-    )
-    printed = subprocess.run(
-        ["bash", "-c", f"printf '%s\\0' {text}"], capture_output=True, text=True, check=True
-    )
-    assert printed.stdout.split("\0")[:-1] == words
 
 
 def test_long_lines_wrap_at_spaces() -> None:

@@ -77,11 +77,9 @@ def test_a_run_comes_home_and_is_read_here(
 ) -> None:
     laptop("login", "plain", check=True)
     done = laptop("fetch", "far", "--on", "plain", check=True)
-    assert re.search(r"left    checkpoints \(\S+ kB\), paceline.zip", done.stdout), done.stdout
+    assert re.search(r"left    \S+ [kM]B on plain; --all", done.stdout), done.stdout
     done = laptop("fetch", "far", "--on", "plain", "--weights", check=True)
-    assert re.search(r"left    older checkpoints \(\S+ kB\), paceline.zip", done.stdout), (
-        done.stdout
-    )
+    assert re.search(r"left    \S+ [kM]B on plain; --all", done.stdout), done.stdout
     folder = project / "runs" / "project" / "default" / far_run.name
     assert f"fetched {far_run.name} (done) from plain" in done.stdout
     assert f"folder  {folder}" in done.stdout

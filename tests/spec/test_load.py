@@ -438,22 +438,11 @@ def test_cpu_drops_the_gpus_of_files_but_not_those_that_are_typed(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("time", "grace", "hint"),
-    [
-        ("2m", "75s", "Ask for more than 2m, or add --no-requeue."),
-        ("2m", "55s", "Ask for more than 2m, or add --no-requeue."),
-        ("3m", "55s", "use 60 s."),
-        ("10m", "55s", "use 2m."),
-        ("10m", "5m", "Ask for more than 10m, shorten the grace, or add --no-requeue."),
-    ],
+    ("time", "grace"), [("2m", "75s"), ("2m", "55s"), ("3m", "55s"), ("10m", "55s"), ("10m", "5m")]
 )
-def test_the_hint_about_a_grace_can_be_followed(
-    time: str, grace: str, hint: str, tmp_path: Path
-) -> None:
-    with pytest.raises(SpecError) as caught:
+def test_a_grace_that_does_not_fit(time: str, grace: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="at least 60 s and less than half of the time limit"):
         load(tmp_path, f'[job]\ntime = "{time}"\n[resume]\ngrace = "{grace}"')
-    assert caught.value.hint.endswith(hint)
-    assert ("shorten" in caught.value.hint) == ("shorten" in hint)
 
 
 def test_the_default_grace_fits_a_short_job(tmp_path: Path) -> None:

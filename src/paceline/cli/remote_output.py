@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from paceline.cli import console, on_cluster
+from paceline.cli import on_cluster, typer_options
 from paceline.cli.on_cluster import Forwarded
 from paceline.contract.files import open_output
 from paceline.errors import UsageError
 
 # The options that name a file, by command and parameter, and the file that is written without one.
-OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
-    "export": {"output": ("--output", "-o")},
-    "sweep_show": {"csv": ("--csv",), "report": ("--report",)},
+OPTIONS: dict[str, dict[str, str]] = {
+    "export": {"output": "--output"},
+    "sweep_show": {"csv": "--csv", "report": "--report"},
 }
 WRITTEN_HERE = "report"  # its packages are on the laptop, and need not be on the login node
 DEFAULTS = {"output": "model.safetensors"}
@@ -28,19 +28,14 @@ def forwarded(asked: Forwarded) -> int:
     if not files or len(asked.names) > 1 or asked.names[0] == on_cluster.ALL:
         return on_cluster.forward(asked)
     for path in files.values():
-        if not path.absolute().parent.is_dir():
-            raise UsageError(
-                f"The folder {path.parent} doesn't exist.",
-                hint="Create it, or choose another file.",
-            )
+        typer_options.require_folder(path)
     report = files.pop(WRITTEN_HERE, None)
     if report is None:
         return _carry_out(asked, files)
     if files:
-        line = _without(asked.line, OPTIONS[asked.key][WRITTEN_HERE])
-        code = _carry_out(Forwarded(asked.names, asked.key, line, asked.values), files)
-        if code != 0:
-            return code
+        raise UsageError(
+            "With --on, --csv and --report cannot be combined.", hint="Write one, then the other."
+        )
     from paceline.cli.cluster_views import report_sweep
 
     return report_sweep(asked, report)
@@ -68,36 +63,18 @@ def _carry_out(asked: Forwarded, files: Mapping[str, Path]) -> int:
     folder = made.output.decode(errors="surrogateescape").rstrip("\n")
     if made.code != 0 or not folder:
         raise UsageError(f"Cannot write on {connection.cluster.name}: {made.errors.strip()}")
-    line = list(asked.line)
+    line = list(asked.line)  # of an option that is there twice, the last one counts
     for key, path in files.items():
-        flags = OPTIONS[asked.key][key]
-        line = [*_without(line, flags), flags[0], f"{folder}/{path.name}"]
+        line += [OPTIONS[asked.key][key], f"{folder}/{path.name}"]
     try:
         code = on_cluster.forward(Forwarded(asked.names, asked.key, line, asked.values))
         if code == 0:
             for path in files.values():
-                replaced = ", replaced" if path.exists() else ""
                 with open_output(path) as sink:
                     script = f"exec cat {word(f'{folder}/{path.name}')}\n"
                     if copy_output(connection, script, sink) != 0:
                         raise connection.broken()
-                console.say_note(f"copied to {path}{replaced}")
     finally:
         if connection.is_open():
             connection.call(f"rm -rf {word(folder)}\n")
     return code
-
-
-def _without(line: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Return a command line without an option that takes a value."""
-    kept: list[str] = []
-    words = iter(line)
-    for each in words:
-        if each in flags:
-            next(words, None)
-        elif not any(
-            each.startswith(f"{flag}=") or (not flag.startswith("--") and each.startswith(flag))
-            for flag in flags
-        ):
-            kept.append(each)
-    return kept

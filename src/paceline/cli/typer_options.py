@@ -19,6 +19,7 @@ from paceline.spec.settings import options_of
 from paceline.spec.typed_flags import Flag, read_flags
 
 if TYPE_CHECKING:
+    from paceline.launch.submission import EarlierRun
     from paceline.spec.job import Job, Program
     from paceline.spec.load import ClusterProfile as ClusterProfileChoice
 
@@ -119,6 +120,19 @@ class Settings:
         return find_program(
             [os.path.relpath(job.folder / name, cwd), *rest], is_module=False, cwd=cwd
         )
+
+    def find_earlier(
+        self, run: str, args: Sequence[str] | None, *, is_module: bool, cwd: Path, backend: str
+    ) -> tuple[Job, EarlierRun, str]:
+        """Return the job to resume, the run that it continues, and a note on it."""
+        from paceline.launch.resume import Typed, find_earlier_run
+        from paceline.launch.submission import LOCAL
+        from paceline.spec.job import Program
+
+        typed = Typed(self.flags, self.params, self.config, self.profile)
+        named = self.find_program(args, is_module=is_module, cwd=cwd) if args else None
+        here = self.load(named or Program(""), cwd=cwd, here=backend == LOCAL)
+        return find_earlier_run(run, named, typed=typed, here=here, backend=backend)
 
     def note_profile(self, job: Job) -> None:
         """Say which profile was chosen, unless the user has chosen it."""
@@ -247,6 +261,15 @@ def find_program(
         hint = _similar_script(path, os.path.dirname(name)) or general
         raise UsageError(f"There is no script {name!r} in {cwd}.", hint=hint)
     return Program(os.path.normpath(name), rest)
+
+
+def require_folder(path: Path) -> None:
+    """Raise UsageError if a file that was named for output has no folder to be in."""
+    if not path.absolute().parent.is_dir():
+        raise UsageError(
+            f"Cannot write {path}: there is no folder {str(path.parent)!r}.",
+            hint="Create it first, or name another file.",
+        )
 
 
 def _similar_script(path: Path, folder: str) -> str:

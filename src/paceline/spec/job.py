@@ -163,23 +163,11 @@ def _check_grace(job: Job) -> None:
     grace, limit = job.resume.grace, job.resources.time
     if grace is None or limit is None or not job.resume.requeue:
         return
-    source, fits = job.source("resume.grace"), limit > 2 * MIN_GRACE  # whether any grace does
-    longer = f"Ask for more than {show_seconds(2 * MIN_GRACE)}, or add --no-requeue."
-    if grace < MIN_GRACE:
-        enough = show_seconds(DEFAULT_GRACE if limit > 2 * DEFAULT_GRACE else MIN_GRACE)
-        why = "Slurm acts on time limits every 30 s, and the ranks must finish a step and save"
+    if grace < MIN_GRACE or grace * 2 >= limit:
         raise SpecError(
-            f"{source} is {show_seconds(grace)}, but it must be at least {MIN_GRACE} s.",
-            hint=f"{why}: use {enough}." if fits else f"{why}. {longer}",
-        )
-    if grace * 2 >= limit:
-        if fits:
-            longer = (
-                f"Ask for more than {show_seconds(grace * 2)}, shorten the grace, or add "
-                "--no-requeue."
-            )
-        raise SpecError(
-            f"{source} is {show_seconds(grace)} and {job.source('job.time')} is"
-            f" {show_seconds(limit)}, but the grace must be less than half of the time limit.",
-            hint=longer,
+            f"{job.source('resume.grace')} is {show_seconds(grace)} and {job.source('job.time')} is"
+            f" {show_seconds(limit)}: the grace must be at least {MIN_GRACE} s and less than half"
+            " of the time limit.",
+            hint="Slurm acts on time limits every 30 s, and the ranks must finish a step and save:"
+            f" use {show_seconds(DEFAULT_GRACE)} and a longer limit, or add --no-requeue.",
         )

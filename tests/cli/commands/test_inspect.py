@@ -56,7 +56,7 @@ def test_errors_are_clear(paceline: Paceline, tmp_path: Path) -> None:
     assert "-o x.png.svg" in done.stderr
     done = paceline("inspect", "data", "-o", "none/x.svg", "train.py", cwd=tmp_path)
     assert done.returncode == 2
-    assert "There is no folder none for the picture." in done.stderr
+    assert "there is no folder 'none'" in done.stderr
 
 
 def test_json_and_a_script_without_loaders(paceline: Paceline, tmp_path: Path) -> None:

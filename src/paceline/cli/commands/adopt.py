@@ -6,7 +6,6 @@ import difflib
 import os
 import shlex
 import shutil
-import stat
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -118,7 +117,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _write(script: Path, content: bytes) -> Path:
-    """Replace a script at once, and keep the old one next to it. Its permissions stay."""
+    """Replace a script, and keep the old one next to it. Its permissions stay."""
     target = script.resolve()  # a link stays a link
     if not target.stat().st_mode & 0o222:
         raise UsageError(
@@ -131,19 +130,12 @@ def _write(script: Path, content: bytes) -> Path:
         for path in (Path(f"{target}.orig{each}") for each in numbers)
         if not os.path.lexists(path)
     )
-    partial = target.with_name(f".{target.name}.{os.urandom(8).hex()}.partial")
+    shutil.copy2(target, kept)
     try:
-        shutil.copy2(target, kept)
-        with open(partial, "xb") as file:
-            file.write(content)
-        os.chmod(partial, stat.S_IMODE(target.stat().st_mode))
-        os.replace(partial, target)
-    except OSError as problem:
-        partial.unlink(missing_ok=True)
-        kept.unlink(missing_ok=True)
-        reason = problem.strerror or str(problem)
+        target.write_bytes(content)
+    except OSError as problem:  # a full disk
+        os.replace(kept, target)
         raise EnvironmentProblem(
-            f"Cannot write {script}: {reason}.",
-            hint="It is as it was. Check its permissions and the disk's space.",
+            f"Cannot write {script}: {problem.strerror}.", hint="It is as it was."
         ) from None
     return kept

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -123,8 +124,7 @@ def _find_files(folder: Path | None, *, cached: bool) -> list[Removable]:
     ]
     # `--node` looks at the node's own disk alone
     if folder is None and "SLURM_JOB_ID" not in os.environ:
-        secrets = find_ended_secrets(scratch)
-        found += [Removable(str(each.path), each.reason, each.remove) for each in secrets]
+        found += find_ended_secrets(scratch)
     return found
 
 
@@ -173,28 +173,14 @@ def _clean_nodes(nodes: list[str], *, folder: Path | None, cached: bool, yes: bo
 # -- secrets in the folders of runs that were killed ----------------------------------------------
 
 
-@dataclass(frozen=True)
-class EndedSecrets:
-    """An `environment.sh` that is no longer needed."""
-
-    path: Path
-    reason: str
-
-    def remove(self) -> bool:
-        return forget_secrets(self.path)
-
-
 def find_ended_secrets(
     scratch: Path, query: QueryStates = squeue_and_sacct.states
-) -> list[EndedSecrets]:
+) -> list[Removable]:
     """Return the files of runs and sweeps in a scratch folder that are certainly over."""
     own = [folder for folder in find_runs(scratch) if is_own_folder(folder.path)]
     runs = [folder for folder in own if read_secret_names(folder.environment)]
     found = [
-        EndedSecrets(
-            record.folder.environment,
-            f"{_names(record.folder.environment)}; the run {record.status_phrase}",
-        )
+        _secrets_in(record.folder.environment, f"the run {record.status_phrase}")
         for record in read_records(runs, query)
         if record.is_over and not _may_requeue(record)
     ]
@@ -227,7 +213,7 @@ def _may_requeue(record: Record) -> bool:
         return False
 
 
-def _of_sweeps(paths: Iterable[Path], query: QueryStates) -> Iterator[EndedSecrets]:
+def _of_sweeps(paths: Iterable[Path], query: QueryStates) -> Iterator[Removable]:
     for path in paths:
         sweep = SweepFolder(path.parent.parent.parent)
         tasks = {
@@ -246,7 +232,7 @@ def _of_sweeps(paths: Iterable[Path], query: QueryStates) -> Iterator[EndedSecre
         except ClusterError:
             continue
         if not any(state.phase in (LIVE, WAITING, UNKNOWN) for state in states.values()):
-            yield EndedSecrets(path, f"{_names(path)}; its trials have ended")
+            yield _secrets_in(path, "its trials have ended")
 
 
 def _has_ended(sweep: SweepFolder, number: int) -> bool:
@@ -254,5 +240,6 @@ def _has_ended(sweep: SweepFolder, number: int) -> bool:
     return any((trial.path / name).exists() for name in ("result.json", "cancelled"))
 
 
-def _names(path: Path) -> str:
-    return f"secrets: {', '.join(read_secret_names(path))}"
+def _secrets_in(path: Path, over: str) -> Removable:
+    names = ", ".join(read_secret_names(path))
+    return Removable(str(path), f"secrets: {names}; {over}", partial(forget_secrets, path))

@@ -160,9 +160,8 @@ def measure_nodes(record: Record) -> list[Finding]:
         text = (
             "This run was not started by Slurm. Its machine can be measured only before it starts."
         )
-        return [
-            Finding("fitness", WARNING, text, "Start it with the check: paceline run --fitness.")
-        ]
+        hint = "Start it with the check: paceline run --fitness."
+        return [Finding("fitness", WARNING, text, hint)]
     if record.status != "running" or record.job is None or not is_own_folder(record.folder.path):
         text = "Paceline can measure only the nodes of your own running jobs."
         return [Finding("fitness", WARNING, text, OTHER_NODES)]

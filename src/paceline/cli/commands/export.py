@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import paceline
-from paceline.cli import console, remote_output, runs
+from paceline.cli import console, remote_output, runs, typer_options
 from paceline.contract.checkpoint import (
     Marker,
     checkpoint_step,
@@ -97,11 +97,7 @@ def _check_output(output: Path) -> None:
             hint="Name a .safetensors file, or a .pt file for torch.load. For other formats, such as ONNX, load one of "
             "these into the model and convert it.",
         )
-    if not output.parent.is_dir():
-        raise UsageError(
-            f"The folder {output.parent} doesn't exist.",
-            hint="Create it, or choose another file with -o.",
-        )
+    typer_options.require_folder(output)
 
 
 def _source(run: str) -> Path:
@@ -177,10 +173,4 @@ def _export_with_torch(
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     module = "paceline.runtime.checkpoint.sharded.export"
     argv = [python, "-m", module, str(folder), name, str(output), json.dumps(names)]
-    try:
-        os.execvpe(python, argv, {**os.environ, "PYTHONPATH": path})
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"{python} can't be started: {error.strerror}.",
-            hint="Run `paceline export` where torch is installed.",
-        ) from None
+    os.execvpe(python, argv, {**os.environ, "PYTHONPATH": path})

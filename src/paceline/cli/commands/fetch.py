@@ -167,22 +167,22 @@ def _describe(fetched: Fetched, what: str, cluster: str) -> int:
         console.say_note(f"and {len(fetched.notes) - SHOWN_NOTES} more")
     files = f"{fetched.files} new or changed file{'s' * (fetched.files != 1)}"
     news = f"{files}, {show_size(fetched.size)}" if fetched.files else "nothing new"
-    print(
-        console.printable(f"fetched {listing['key']} ({listing['status']}) from {cluster}: {news}")
-    )
-    print(f"  folder  {console.printable(str(fetched.folder))}")
+    lines = [
+        f"fetched {listing['key']} ({listing['status']}) from {cluster}: {news}",
+        f"  folder  {fetched.folder}",
+    ]
     if fetched.checkpoints:
         count = len(fetched.checkpoints)
-        shown = fetched.checkpoints[0] if count == 1 else f"{count} checkpoints"
-        print(f"  weights {console.printable(shown)}")
-    if what != ALL and (left_there := _left_there(fetched)):
-        left = ", ".join(f"{name} ({show_size(size)})" for name, size in sorted(left_there.items()))
-        print(f"  left    {console.printable(left)}; --all fetches everything")
-    if listing["skipped"]:
-        print(
-            f"  links   {console.printable(_first(listing['skipped']))}: not fetched, because they point outside the run"
-            " folder"
+        lines.append(
+            f"  weights {fetched.checkpoints[0] if count == 1 else f'{count} checkpoints'}"
         )
+    left = [row[1] for row in listing["left"] if not os.path.lexists(fetched.folder / row[0])]
+    if what != ALL and left:
+        lines.append(f"  left    {show_size(sum(left))} on {cluster}; --all fetches everything")
+    if listing["skipped"]:
+        links = _first(listing["skipped"])
+        lines.append(f"  links   {links}: not fetched, because they point outside the run folder")
+    print(console.printable("\n".join(lines)))
     if (
         what == WEIGHTS
         and not fetched.checkpoints
@@ -193,34 +193,12 @@ def _describe(fetched: Fetched, what: str, cluster: str) -> int:
             "It may be too early: check with `paceline show` there.",
         )
         return 1
-    return _name_missing(fetched, cluster)
-
-
-def _left_there(fetched: Fetched) -> dict[str, int]:
-    """Return the bytes of what is on the cluster alone: an earlier command may have fetched more."""
-    found: dict[str, int] = {}
-    for name, size, *_ in fetched.listing["left"]:
-        top = name.partition("/")[0]
-        if not os.path.lexists(fetched.folder / name):
-            is_older = top == "checkpoints" and fetched.checkpoints
-            shown = "older checkpoints" if is_older else top
-            found[shown] = found.get(shown, 0) + size
-    return found
-
-
-def _name_missing(fetched: Fetched, cluster: str) -> int:
-    """Say what did not come, and return the exit code."""
     if not fetched.missing:
         return 0
-    shown = _first([f"{name} ({reason})" for name, reason in fetched.missing.items()])
-    is_all = not fetched.notes and not fetched.listing["skipped"]
-    rest = (
-        "Everything else that you asked for is here."
-        if is_all
-        else "See above for what else was not fetched."
+    console.say_problem(
+        f"Not fetched: {_first([f'{name} ({why})' for name, why in fetched.missing.items()])}.",
+        f"Repeat the command when they can be read on {cluster} and the run is over.",
     )
-    hint = f"{rest} Repeat the command when they can be read on {cluster} and the run is over."
-    console.say_problem(f"Not fetched: {shown}.", hint)
     return 1
 
 

@@ -93,10 +93,8 @@ def data(
         raise UsageError(
             f"The picture is an SVG file, but -o names {output}.", hint=f"Use -o {output}.svg."
         )
-    if not as_json and not output.absolute().parent.is_dir():
-        raise UsageError(
-            f"There is no folder {output.parent} for the picture.", hint="Use another -o."
-        )
+    if not as_json:
+        typer_options.require_folder(output)
     request = Request(program, epochs, limit)
     with tempfile.TemporaryDirectory(prefix="paceline-inspect-") as name:
         folder = Path(name)

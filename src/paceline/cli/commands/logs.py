@@ -51,7 +51,7 @@ def command(
         ),
     ] = "",
     tail: Annotated[
-        int | None, typer.Option("--tail", "-n", metavar="N", help="Print the last N lines.")
+        int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Print the last N lines.")
     ] = None,
     timestamps: Annotated[
         bool, typer.Option("--timestamps", "-t", help="Print the time of each line.")
@@ -74,10 +74,6 @@ def command(
       paceline logs --batch 1a2b           the batch script and Slurm
     """
     chosen = Filter(_parse_rank(rank), grep, _parse_since(since), keeps_states=raw)
-    if tail is not None and tail < 0:
-        raise UsageError(f"Invalid --tail {tail}: use the number of lines to print, from 0.")
-    if "\n" in grep:
-        raise UsageError("Invalid --grep: use text without line breaks.")
     if follow and attempt is not None:
         raise UsageError(
             "-f cannot be combined with --attempt: it follows the newest attempt.",

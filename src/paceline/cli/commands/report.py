@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import cluster_views, console, runs
+from paceline.cli import cluster_views, console, runs, typer_options
 from paceline.cli.remote_output import describe
 from paceline.contract.files import is_standard_output, show_size, write_output
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import SweepFolder
-from paceline.errors import UsageError
 
 forwarded = cluster_views.forwarded  # with --on
 
@@ -53,11 +52,7 @@ def write_report(folder: RunFolder | SweepFolder, output: Path, *, light: bool =
     """Write the report of a run or a sweep, and say where it is."""
     from paceline.ui.report import render, run_answers, sweep_answers
 
-    if not output.absolute().parent.is_dir():
-        raise UsageError(
-            f"Cannot write {output}: there is no folder {str(output.parent)!r}.",
-            hint="Create it first, or name another file.",
-        )
+    typer_options.require_folder(output)
     answers, title = (
         sweep_answers(folder) if isinstance(folder, SweepFolder) else run_answers(folder)
     )

@@ -106,14 +106,11 @@ def _find_run(
     if resume is None:
         program = settings.find_program(args, is_module=is_module, cwd=cwd)
         return LocalRun(settings.load(program, cwd=cwd, here=True))
-    from paceline.launch.resume import Typed, find_earlier_run
     from paceline.launch.submission import LOCAL
-    from paceline.spec.job import Program
 
-    typed = Typed(settings.flags, settings.params, settings.config, settings.profile)
-    named = settings.find_program(args, is_module=is_module, cwd=cwd) if args else None
-    here = settings.load(named or Program(""), cwd=cwd, here=True)
-    job, earlier, _ = find_earlier_run(resume, named, typed=typed, here=here, backend=LOCAL)
+    job, earlier, _ = settings.find_earlier(
+        resume, args, is_module=is_module, cwd=cwd, backend=LOCAL
+    )
     return LocalRun(job, earlier=earlier)
 
 

@@ -11,14 +11,14 @@ import typer
 
 from paceline.cli import cluster_views, console, runs, typer_options
 from paceline.cli.console import print_json
-from paceline.cli.wrapped_text import wrap_command, wrap_text
+from paceline.cli.wrapped_text import wrap_text
 from paceline.contract.checkpoint import find_best, find_checkpoints
 from paceline.contract.files import write_output
 from paceline.contract.frameworks import PRESETS, describe_contract
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED_EXIT
-from paceline.errors import EnvironmentProblem, UsageError
+from paceline.errors import UsageError
 from paceline.slurm.commands import known_jobs
 from paceline.spec.quantities import brief_seconds, show_seconds
 from paceline.spec.shell_text import command_line, type_again
@@ -119,12 +119,7 @@ def _write_openmetrics(folder: RunFolder | None, output: Path | None) -> int:
     if output is None:
         sys.stdout.write(text)
         return 0
-    try:
-        write_output(output, text)
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"Cannot write {output}: {error.strerror}.", hint="Give another file."
-        ) from None
+    write_output(output, text)
     return 0
 
 
@@ -234,9 +229,12 @@ def _print_lines(lines: list[tuple[str, Text]], out: Console, *, apart: bool = T
 
 
 def _wrap(name: str, text: str, width: int) -> str:
-    """Return a value, indented, that a terminal does not break within words. In a pipe its lines stay whole."""
-    if width != console.PIPE_WIDTH:
-        text = (wrap_command if name in COMMANDS else wrap_text)(text, width - INDENT)
+    """Return a value, indented, that a terminal does not break within words. In a pipe, lines stay whole.
+
+    So do commands: a shell takes them as they are copied.
+    """
+    if width != console.PIPE_WIDTH and name not in COMMANDS:
+        text = wrap_text(text, width - INDENT)
     return text.replace("\n", f"\n{'':<{INDENT}}")
 
 

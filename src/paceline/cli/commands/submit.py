@@ -124,13 +124,11 @@ def command(
 
 def _check_script_only(file: Path, *, resume: str | None, wait: bool, follow: bool) -> None:
     """Reject options that mean nothing if nothing is submitted."""
-    if resume is not None:
-        hint = "--script-only prepares a new run. Omit it, or submit job.sbatch from the run folder yourself."
-        raise UsageError("--script-only cannot be combined with --resume.", hint=hint)
-    if wait or follow:
-        hint = "With --script-only, nothing is submitted. Omit one of the two."
+    typed = {"--resume": resume is not None, "--follow": follow, "--wait": wait}
+    for flag in (flag for flag, is_typed in typed.items() if is_typed):
         raise UsageError(
-            f"--script-only cannot be combined with --{'follow' if follow else 'wait'}.", hint=hint
+            f"--script-only cannot be combined with {flag}.",
+            hint="It prepares a new run and submits nothing. Omit one of the two.",
         )
     if file.name == "-":
         raise UsageError(
@@ -183,14 +181,11 @@ def _find_job(
     if resume is None:
         found = settings.find_program(args, is_module=is_module, cwd=cwd, command="submit")
         return SlurmJob(settings.load(found, cwd=cwd), after=after)
-    from paceline.launch.resume import Typed, find_earlier_run
     from paceline.launch.submission import SLURM
-    from paceline.spec.job import Program
 
-    typed = Typed(settings.flags, settings.params, settings.config, settings.profile)
-    named = settings.find_program(args, is_module=is_module, cwd=cwd) if args else None
-    here = settings.load(named or Program(""), cwd=cwd)
-    job, earlier, note = find_earlier_run(resume, named, typed=typed, here=here, backend=SLURM)
+    job, earlier, note = settings.find_earlier(
+        resume, args, is_module=is_module, cwd=cwd, backend=SLURM
+    )
     submission = SlurmJob(job, earlier=earlier, after=after)
     if note:
         console.say_note(note)

@@ -18,7 +18,6 @@ from paceline.contract.files import is_standard_output, write_output
 from paceline.contract.foreign_records import read_object
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import DONE, FAILED
-from paceline.errors import UsageError
 from paceline.spec.quantities import show_seconds
 from paceline.spec.shell_text import cluster, quote, to_type
 from paceline.sweep.overview import make_sweep_overview
@@ -116,11 +115,7 @@ def _write(sweep: Sweep, csv: Path | None, report: Path | None) -> None:
     from paceline.sweep.report import to_csv
 
     for path in filter(None, (csv, report)):
-        if not path.absolute().parent.is_dir():
-            raise UsageError(
-                f"Cannot write {path}: there is no folder {str(path.parent)!r}.",
-                hint="Create it first, or name another file.",
-            )
+        typer_options.require_folder(path)
     if csv is not None:
         write_output(csv.absolute(), to_csv(sweep))
         count = len(sweep.trials)
