@@ -162,18 +162,10 @@ def test_a_narrow_terminal_shows_progress_rather_than_jobs_and_short_ids(
     assert ps_columns.make_columns(alike, short_ids=True)[0].cells == [row.run_id for row in alike]
 
 
-@pytest.mark.parametrize(
-    ("state", "nearest"),
-    [("faild", "Did you mean 'failed'?"), ("Running", "Did you mean 'running'?"), ("zzz", "")],
-)
-def test_an_unknown_state_is_an_error_that_names_the_states(
-    runs: Path, state: str, nearest: str
-) -> None:
-    with pytest.raises(UsageError, match=f"Unknown --state '{state}'") as error:
-        cli.dispatch(["ps", "--state", state])
-    assert error.value.hint.startswith(
-        nearest or "The states are: 'cancelled', 'done', 'done, not saved', "
-    )
+def test_an_unknown_state_is_an_error_that_names_the_states(runs: Path) -> None:
+    with pytest.raises(UsageError, match="Unknown --state 'faild'") as error:
+        cli.dispatch(["ps", "--state", "faild"])
+    assert error.value.hint.startswith("The states are: 'cancelled', 'done', 'done, not saved', ")
     assert "queued" in error.value.hint
     # there is no such run, but there may be
     assert cli.dispatch(["ps", "--state", "out of memory"]) == 0

@@ -140,13 +140,12 @@ def _start(plan: builds.BuildPlan, *, local: bool) -> BuildProgress:
         raise NoSlurm(
             "sbatch was not found.", hint=f"Build here with `{to_type('env build --local')}`."
         )
-    if (live := builds.find_live_build(plan.target)) is not None:
-        folder, number = live
-        print(f"job {number} is already building it; following that job", flush=True)
-        return BuildProgress(plan.target, folder, job=number, query=query_states)
-    number = builds.submit_build(plan)
-    print(f"building {plan.target.path} as job {number}", flush=True)
-    return BuildProgress(plan.target, plan.folder, job=number, query=query_states)
+    live = builds.find_live_build(plan.target)
+    folder, number = live or (plan.folder, builds.submit_build(plan))
+    is_new = f"building {plan.target.path} as job {number}"
+    is_live = f"job {number} is already building it; following that job"
+    print(is_live if live else is_new, flush=True)
+    return BuildProgress(plan.target, folder, job=number, query=query_states)
 
 
 def follow(watch: BuildProgress) -> bool:
@@ -229,23 +228,18 @@ def show_all(
     if as_json:
         print_json(store=str(store), environments=[_describe(each) for each in found])
         return 0
-    if not found:
-        print(f"no environments in {store}")
-        return 0
     for each in found:
-        record = each.record()
-        if not record:
+        if not (record := each.record()):
             builder = _builder(each)
-            print(
-                f"{each.key}  {f'{builder} is building it' if builder else 'not complete: the next build removes it'}"
-            )
+            rest = "not complete: the next build removes it"
+            print(f"{each.key}  {f'{builder} is building it' if builder else rest}")
             continue
         when = datetime.fromtimestamp(record["built"]).strftime("%Y-%m-%d %H:%M")
         what = f"python {record['python']}" if record["kind"] == "venv" else record["base"]
         modules = f", modules {' '.join(record['modules'])}" if record["modules"] else ""
         horovod = ", horovod" if record["horovod"] else ""
         print(f"{each.key}  {when}  {', '.join(record['from']) or '-'}  ({what}{modules}{horovod})")
-    print(f"in {store}")
+    print(f"in {store}" if found else f"no environments in {store}")
     return 0
 
 
