@@ -125,7 +125,6 @@ def _divide_training(period: Period, log: TrainingLog, resumed_at: int | None) -
     rest = "idle" if _was_saved(log, resumed_at) else "lost"
     spans += [_span(period, "training", at, useful_until), _span(period, rest, useful_until, ended)]
     spans.append(_span(period, "idle", ended, period.ended))
-    spans = [span for span in spans if span.ended > span.began]
     training = sum(span.seconds for span in spans if span.kind == "training")
     waited = min(training, max(0.0, _waited(log, useful_until) - _waited(log, began)))
     starting = began - period.began
@@ -143,15 +142,9 @@ def _divide_first_step(period: Period, log: TrainingLog) -> Piece:
     """Divide a period that has not reached the end of its first step: it waits for the batch, or
     compiles.
     """
-    span = _span(period, "starting", period.began, period.ended)
-    came = (
-        period.ended
-        if log.first_batch is None
-        else min(max(log.first_batch, period.began), period.ended)
-    )
-    return Piece(
-        [span], {"starting": {"first_batch": came - period.began, "compile": period.ended - came}}
-    )
+    came = min(max(log.first_batch or period.ended, period.began), period.ended)
+    parts = {"first_batch": came - period.began, "compile": period.ended - came}
+    return Piece([_span(period, "starting", period.began, period.ended)], {"starting": parts})
 
 
 def _useful_until(period: Period, log: TrainingLog, resumed_at: int | None) -> float:
@@ -362,10 +355,8 @@ def _signs_of_life(
     launches = [
         event for event in events if event["event"] in ("launch", "ranks") and "attempt" in event
     ]
-    started, ended = (
-        {event["attempt"] for event in launches},
-        {event.get("attempt") for event in events if event["event"] in ENDS},
-    )
+    started = {event["attempt"] for event in launches}
+    ended = {event.get("attempt") for event in events if event["event"] in ENDS}
     newest = max(launches, key=lambda event: event["attempt"], default=None)
     start = _newest_start(events)
     if newest is not None and not is_waiting and start.get("time", 0.0) <= newest["time"]:
@@ -394,8 +385,7 @@ def _progress(folder: RunFolder) -> Iterator[Event]:
     """Yield how far rank 0 of a live run is, and how long it has waited for data, as its agent saw
     it last.
     """
-    sample = read_first_rank(folder)
-    if sample is not None:
+    if (sample := read_first_rank(folder)) is not None:
         yield {
             "time": sample.time,
             "event": "progress",

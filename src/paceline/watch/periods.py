@@ -25,6 +25,7 @@ from paceline.watch.events import ENDS, QUEUED
 LONGEST = 1e9  # seconds of a phase
 ARRIVALS = frozenset({"node", "started", "unreachable"})  # of agents
 ACTIVE = frozenset({"starting", "running", "training"})
+STEPS = frozenset({"first_batch", "first_step", "saving", "progress", "session_end"})
 
 
 @dataclass
@@ -92,7 +93,7 @@ class PeriodReader:
         self.job_starts: list[JobStart] = []
         self.attempts: set[int] = set()
         self.failures = 0
-        self._current: Period | None = None
+        self._current = Period("", 0.0, 0.0)  # without a kind, nothing goes on
         self._last = 0.0
 
     def read(self, events: Iterable[Mapping[str, Any]], now: float | None) -> None:
@@ -104,9 +105,8 @@ class PeriodReader:
             if event["event"] not in ARRIVALS or not self._is_ahead(event):
                 self._last = max(before, time)
             self._take(event, event["event"], time, before)
-        if self._current is not None and self._current.log is not None:
-            # as far as anybody knows
-            self._current.log.is_finished = self._current.log.is_live = True
+        if (log := self._current.log) is not None:
+            log.is_finished = log.is_live = True  # as far as anybody knows
         self._close(max(self._last, now) if now is not None else self._last)
         if self.job_starts and self.periods and self.periods[-1].kind != "queued":
             self.job_starts[-1].ended = max(self.job_starts[-1].ended, self.periods[-1].ended)
@@ -122,7 +122,7 @@ class PeriodReader:
         return bool(is_other and event.get("job_start", known) != known)
 
     def _take(self, event: Mapping[str, Any], name: str, time: float, before: float) -> None:
-        phase = self._current.kind if self._current else ""
+        phase, log = self._current.kind, self._current.log
         if name in QUEUED:
             self._close(before)
             self._enter("queued", time)
@@ -132,19 +132,15 @@ class PeriodReader:
             if event.get("index", 0) == 0:
                 self._start(event, time, before)
         elif name in ("staging", "staged") and phase == "starting":
-            assert self._current is not None
             if self._current.part in ("agents", "staging"):
                 self._enter("starting", time, part="staging" if name == "staging" else "agents")
         elif name in ("launch", "ranks"):
             if 0 in event.get("ranks", [0]):
                 self._start_ranks(event, name, time)
-        elif name == "training" and (phase != "training" or self._has_left_session()):
+        elif name == "training" and (log is None or log.left is not None):
             self._start_training(event, time)
-        elif (
-            name in ("first_batch", "first_step", "saving", "progress", "session_end")
-            and phase == "training"
-        ):
-            self._advance(event, name, time)
+        elif log is not None and name in STEPS:
+            _advance(log, event, name, time)
         elif name in ENDS:
             self._end(event, name, time)
 
@@ -152,7 +148,7 @@ class PeriodReader:
         """The head agent arrives: of a new job, of one that was requeued, or in place of one that
         was killed.
         """
-        name, phase = str(event.get("job_start", "")), self._current.kind if self._current else ""
+        name, phase = str(event.get("job_start", "")), self._current.kind
         known = self.job_starts[-1].name if self.job_starts else None
         if name == known and phase == "starting":  # `started` follows `node`
             return
@@ -182,89 +178,72 @@ class PeriodReader:
 
     def _start_ranks(self, event: Mapping[str, Any], name: str, time: float) -> None:
         number = event.get("attempt", len(self.attempts) + 1)
-        phase = self._current.kind if self._current is not None else ""
+        phase = self._current.kind
         uses_runtime = event.get("uses_runtime", True)
         if name == "ranks" and phase == "starting" and number in self.attempts and uses_runtime:
             return  # since `launch`
         if phase in ("running", "training"):
             self.failures += 1  # without an event at its end
         self.attempts.add(number)
-        self._enter(
-            "starting" if uses_runtime else "running", time, part="ranks" if uses_runtime else ""
-        )
+        kind, part = ("starting", "ranks") if uses_runtime else ("running", "")
+        self._enter(kind, time, part=part, attempt=number)
         for period in reversed(self.periods):  # what its agents did before it belongs to it
             if period.kind != "starting" or period.attempt or period.part == "ranks":
                 break
             period.attempt = number
-        assert self._current is not None
-        self._current.attempt = number
-
-    def _has_left_session(self) -> bool:
-        log = self._current.log if self._current is not None else None
-        return log is not None and log.left is not None
 
     def _start_training(self, event: Mapping[str, Any], time: float) -> None:
-        attempt = self._current.attempt if self._current is not None else 0
-        if (
-            self._current is not None
-            and (last := self._current.log) is not None
-            and last.left is not None
-        ):
+        attempt, last = self._current.attempt, self._current.log
+        if last is not None and last.left is not None:
             last.is_followed = True
-            self._enter("starting", last.left, part="setup")
-            self._current.attempt = attempt
-        # it has step boundaries after all
-        if self._current is not None and self._current.kind == "running":
+            self._enter("starting", last.left, part="setup", attempt=attempt)
+        elif self._current.kind == "running":  # it has step boundaries after all
             self._current.kind, self._current.part = "starting", "ranks"
-        self._enter("training", time)
-        assert self._current is not None
-        self._current.attempt = attempt
+        self._enter("training", time, attempt=attempt)
         step = int(event.get("step", 0))
         self._current.log = TrainingLog(step, _seconds(event.get("seconds")))
 
-    def _advance(self, event: Mapping[str, Any], name: str, time: float) -> None:
-        assert self._current is not None
-        log = self._current.log
-        assert log is not None
-        if name == "first_step" and log.first_step is None:
-            log.first_step = time
-            log.phases |= _seconds(event.get("seconds"))
-            log.waits.append((time, log.phases.get("first_batch", 0.0)))
-        elif name == "first_batch" and log.first_batch is None:
-            log.first_batch = time
-        elif name == "session_end":
-            log.left = time
-        elif name == "saving":
-            log.saves.append(
-                (time, int(event.get("step", 0)), max(0.0, float(event.get("blocked", 0.0))))
-            )
-        if isinstance(event.get("step"), int):
-            log.steps.append((time, event["step"]))
-        if name != "first_step" and "waited" in event:
-            log.waits.append((time, float(event["waited"])))
-
     def _end(self, event: Mapping[str, Any], name: str, time: float) -> None:
-        if self._current is None or self._current.kind == "idle":
+        if self._current.kind in ("", "idle"):
             return
-        if self._current.log is not None:
-            self._advance(event, "end", time)
-            self._current.log.is_finished = name != "failed"
+        if (log := self._current.log) is not None:
+            _advance(log, event, "end", time)
+            log.is_finished = name != "failed"
         self.failures += name == "failed"
         if name == "done":
             self._close(time)
         else:
             self._enter("idle", time)
 
-    def _enter(self, kind: str, time: float, *, part: str = "") -> None:
+    def _enter(self, kind: str, time: float, *, part: str = "", attempt: int = 0) -> None:
         self._close(time)
-        self._current = Period(kind, time, time, part=part)
+        self._current = Period(kind, time, time, attempt, part)
 
     def _close(self, time: float) -> None:
         """End the current period. Nothing else follows yet."""
-        if self._current is not None:
+        if self._current.kind:
             self._current.ended = max(self._current.began, time)
             self.periods.append(self._current)
-        self._current = None
+        self._current = Period("", time, time)
+
+
+def _advance(log: TrainingLog, event: Mapping[str, Any], name: str, time: float) -> None:
+    """Add what an event tells of a session."""
+    if name == "first_step" and log.first_step is None:
+        log.first_step = time
+        log.phases |= _seconds(event.get("seconds"))
+        log.waits.append((time, log.phases.get("first_batch", 0.0)))
+    elif name == "first_batch" and log.first_batch is None:
+        log.first_batch = time
+    elif name == "session_end":
+        log.left = time
+    elif name == "saving":
+        blocked = max(0.0, float(event.get("blocked", 0.0)))
+        log.saves.append((time, int(event.get("step", 0)), blocked))
+    if isinstance(event.get("step"), int):
+        log.steps.append((time, event["step"]))
+    if name != "first_step" and "waited" in event:
+        log.waits.append((time, float(event["waited"])))
 
 
 def _seconds(value: object) -> dict[str, float]:

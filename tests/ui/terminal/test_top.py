@@ -125,7 +125,7 @@ def test_cancel_asks_first_and_names_the_run(
     local_run: subprocess.Popen[bytes], scratch: Path
 ) -> None:
     async def work(screen: Screen) -> None:
-        await screen.until("[i]tiny", "running", "loss 0.", "cpu")
+        await screen.until("[i]tiny", "running", "loss 0.", "CPU")
         run = the_run(scratch)
         for refusal in ("n", "escape", "enter"):  # enter takes what is focused: no
             await screen.press("c")
@@ -209,7 +209,7 @@ def test_all_panes_show_the_same_numbers(scratch: Path) -> None:
         row = next(line for line in text.splitlines() if "train.py 0000" in line)
         rest = text.replace(row, "")
         losses = re.findall(r"(\d\.\d+)", row) + re.findall(r"loss (\S+)", rest)
-        return losses, re.findall(r"(\d+)% ", row) + re.findall(r"(\d+)% of", rest)
+        return losses, re.findall(r"(\d+)% ", row) + re.findall(r"training (\d+)%", rest)
 
     async def work(screen: Screen) -> None:
         # after the first time, the list is read only if it must hurry
