@@ -138,7 +138,11 @@ def install(connection: Connection) -> None:
     end = (
         f'{partial}printf %s {word(MAIN)} >"$partial/start.py"\n'
         f'printf %s {word(target.python)} >"$partial/python"\n'
-        f'rm -rf "$here"; mv -T "$partial" "$here" && {_COUNT} >"$here/complete" || exit\n{_CLEAN}exit 0\n'
+        f'{_COUNT.replace("here", "partial")} >"$partial/complete"\n'
+        # A command that was faster may use its folder already: only a damaged one is replaced.
+        f'if mv -T "$partial" "$here" 2>/dev/null; then :\n'
+        f'elif {is_complete()}; then rm -rf "$partial"\n'
+        f'else rm -rf "$here"; mv -T "$partial" "$here" || exit; fi\n{_CLEAN}exit 0\n'
     )
     _require(connection, connection.call(end))
 
