@@ -1,7 +1,8 @@
 """How large the house is: statements, modules and packages of each room, against its budget.
 
-`make size` prints the table; `tests/test_architecture.py` holds the budgets. A statement is an
-`ast.stmt` that is not a docstring, so formatting does not change the number.
+`make size` prints the table. `tests/test_architecture.py` lets nothing grow past its budget, or
+past what it has today where it is still above it. A statement is an `ast.stmt` that is not a
+docstring, so formatting does not change the number.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "paceline"
 COPIED = SOURCE / "tools" / "new" / "files"  # by `paceline new`: code of users
 
-# The most statements that a room may have. Lower a budget when its room shrinks.
+# The most statements that a room should have.
 BUDGETS = {
     "(top)": 140,
     "contract": 1200,
@@ -36,15 +37,41 @@ BUDGETS = {
     "cli": 2700,
     "tools": 3200,
 }
-TOTAL = 32_500
-LAUNCH_HALF = 19_900
-NODES = 390_000
-MODULES = 340
-PACKAGES = 45
-CHAIN = 15
-SKIPPED = 20  # tables that the formatter leaves alone
-SHELL = 400
-JAVASCRIPT = 1_900
+# The same for all of them together, and for other measures.
+TOTALS = {
+    "statements": 32_500,
+    "statements of the launch half": 19_900,
+    "syntax nodes": 390_000,
+    "modules": 340,
+    "packages": 45,
+    "modules in the longest chain of imports": 15,
+    "lines of shell": 400,
+    "lines of JavaScript": 1_900,
+    "tables that the formatter skips": 20,
+}
+# What is still above its budget, as it is now. Lower these numbers as the code shrinks.
+TODAY = {
+    "contract": 1_984,
+    "spec": 1_590,
+    "launch": 3_880,
+    "ssh": 1_434,
+    "staging": 1_149,
+    "agent": 7_076,
+    "runtime": 11_659,
+    "watch": 3_442,
+    "sweep": 1_290,
+    "ui": 2_027,
+    "cli": 4_119,
+    "tools": 3_724,
+    "statements": 44_501,
+    "statements of the launch half": 25_766,
+    "syntax nodes": 542_613,
+    "modules": 496,
+    "packages": 52,
+    "modules in the longest chain of imports": 17,
+    "lines of shell": 729,
+    "lines of JavaScript": 1_947,
+}
 
 
 @functools.cache
@@ -181,31 +208,30 @@ def measure_acts() -> None:
             )
 
 
+def totals() -> dict[str, int]:
+    table = rooms()
+    statements, nodes, modules, packages = (
+        sum(column) for column in zip(*table.values(), strict=True)
+    )
+    run_half = table["agent"][0] + table["runtime"][0]
+    measured = (
+        *(statements, statements - run_half, nodes, modules, packages, len(longest_chain())),
+        *(lines(".sh"), lines(".js"), skipped()),
+    )
+    return dict(zip(TOTALS, measured, strict=True))
+
+
 def main() -> int:
-    table, over = rooms(), 0
     print(f"{'room':<10} {'statements':>10} {'at most':>8} {'modules':>8} {'packages':>9}")
-    for room in sorted(table, key=list(BUDGETS).index):
-        size, _, modules, packages = table[room]
+    for room, (size, _, modules, packages) in sorted(
+        rooms().items(), key=lambda row: list(BUDGETS).index(row[0])
+    ):
         mark = "  over" if size > BUDGETS[room] else ""
         print(f"{room:<10} {size:>10,} {BUDGETS[room]:>8,} {modules:>8} {packages:>9}{mark}")
-    launch_half = sum(
-        size for room, (size, *_) in table.items() if room not in ("agent", "runtime")
-    )
-    totals = (
-        ("statements", sum(row[0] for row in table.values()), TOTAL),
-        ("of them in the launch half", launch_half, LAUNCH_HALF),
-        ("syntax nodes", sum(row[1] for row in table.values()), NODES),
-        ("modules", sum(row[2] for row in table.values()), MODULES),
-        ("packages", sum(row[3] for row in table.values()), PACKAGES),
-        ("modules in the longest chain of imports", len(longest_chain()), CHAIN),
-        ("lines of shell", lines(".sh"), SHELL),
-        ("lines of JavaScript", lines(".js"), JAVASCRIPT),
-        ("tables that the formatter skips", skipped(), SKIPPED),
-    )
     print()
-    for what, size, most in totals:
-        over += size > most
-        print(f"{size:>8,} {what} (at most {most:,}){'  over' if size > most else ''}")
+    for what, size in totals().items():
+        over = "  over" if size > TOTALS[what] else ""
+        print(f"{size:>8,} {what} (at most {TOTALS[what]:,}){over}")
     if "--acts" in sys.argv:
         measure_acts()
     if "--chain" in sys.argv:

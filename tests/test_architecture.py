@@ -14,6 +14,7 @@ import pytest
 
 import paceline
 from paceline.spec.settings import TABLE
+from tests import size
 
 SOURCE = Path(paceline.__file__).parent
 FOUNDATION = {"contract", "errors"}
@@ -158,6 +159,16 @@ def test_folders_and_functions_are_small() -> None:
                 assert length <= MAX_FUNCTION_LINES, (
                     f"{path.relative_to(SOURCE)}: {node.name} has {length} lines"
                 )
+
+
+def test_nothing_grows_past_its_budget() -> None:
+    """`make size` shows where each room is. A budget that holds has no place in TODAY."""
+    measured = {room: row[0] for room, row in size.rooms().items()} | size.totals()
+    budgets = size.BUDGETS | size.TOTALS
+    for what, number in measured.items():
+        most = size.TODAY.get(what, budgets[what])
+        assert number <= most, f"{what}: {number} of at most {most}"
+    assert all(most > budgets[what] for what, most in size.TODAY.items())
 
 
 def test_modules_are_named_by_what_they_hold() -> None:
