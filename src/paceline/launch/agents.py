@@ -238,6 +238,9 @@ def _start(
         environment[env.ZYGOTE] = str(prestarted.descriptor)
         if prestarted.agent is not None:
             return prestarted.agent.start(environment)
+    # A Ctrl-C between fork and exec would be lost in a hook of Python's. The agent inherits this:
+    # what we forward waits until it handles it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(
             command.argv,
@@ -255,16 +258,17 @@ def _start(
             f"Cannot start {command.argv[0]}: {error.strerror}.",
             hint="Check the interpreter's path.",
         ) from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _prepare_agent(parent: int) -> None:
     """Prepare a new agent process.
 
     It gets its own process group, so that Ctrl-C reaches it only through us, and a SIGTERM if this
-    process dies. A Ctrl-C that we forward waits until the agent handles it.
+    process dies.
     """
     os.setpgid(0, 0)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     die_with_parent(parent, signal.SIGTERM)
 
 
