@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,12 @@ def test_trials_that_never_started_are_run_by_the_next_command(tmp_path: Path) -
     assert writer.folder.read_search().created == created
     writer.folder.cancelled.touch()
     assert writer.never_started() == []
-    writer.reopen([0])
+    with suppress(KeyError), writer.reopened([0]):
+        raise KeyError("sbatch refused")
+    assert writer.folder.cancelled.exists()
+    assert writer.folder.trial(0).result.exists()
+    with writer.reopened([0]):
+        pass
     assert not writer.folder.cancelled.exists()
     assert not writer.folder.trial(0).result.exists()
 

@@ -24,13 +24,14 @@ from paceline.errors import PacelineError, UsageError
 from paceline.spec.option import RESOURCES
 from paceline.spec.shell_text import quote
 from paceline.ssh.race import Race, unfinished
+from paceline.watch.run_status import OVER
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster import Forwarded
 
 PAUSE = 10.0  # seconds between two looks at the clusters
 PATIENCE = 60.0  # seconds for an answer
-WAITS = ("queued", "requeued", "lost")  # Slurm may not know a new job yet
+ENDED = OVER - {"lost"}  # Slurm may not know a new job yet
 STARTED = ("running", "done", "stopped")
 First = Annotated[
     bool,
@@ -134,7 +135,7 @@ def _watch(race: Race) -> int:
             )
             if winner is not None:
                 return _keep(race, winner, found)
-            if not any(row is None or row.get("status") in WAITS for row in found.values()):
+            if all(_is_over(row) for row in found.values()):
                 race.file.unlink(missing_ok=True)
                 hint = "See what happened with `paceline ps --on CLUSTER`."
                 console.say_problem("No cluster is training this run.", hint)
@@ -149,13 +150,18 @@ def _look(race: Race) -> dict[str, Row | None]:
 
     def look(name: str) -> Row | None:
         try:
-            rows = parse_object(_ask(race, name, ["ps", "--json"]))["runs"]
+            rows = parse_object(_ask(race, name, ["ps", "--json", "--all"]))["runs"]
         except (PacelineError, ValueError, KeyError):
             return None
         return next((row for row in rows if row.get("request") == f"first-{race.id}"), {})
 
     with ThreadPoolExecutor() as pool:
         return dict(zip(race.clusters, pool.map(look, race.clusters), strict=True))
+
+
+def _is_over(row: Row | None) -> bool:
+    """Return whether a cluster has no job, or one that has ended; not if it does not answer."""
+    return row is not None and (not row or row["status"] in ENDED)
 
 
 def _ask(race: Race, name: str, line: list[str]) -> bytes:
@@ -191,7 +197,7 @@ def _cancel(race: Race, found: Mapping[str, Row | None]) -> None:
     """Cancel jobs that are not over. A race with clusters that do not answer stays unfinished."""
     race.is_decided, race.clusters = True, []
     for name, row in found.items():
-        if row is not None and row.get("status") not in (*WAITS, "running"):
+        if _is_over(row):
             continue
         try:
             if row is None:

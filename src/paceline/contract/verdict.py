@@ -10,6 +10,8 @@ from paceline.contract.foreign_records import read_bounded
 STOPPED_EXIT = 75
 USAGE_EXIT = 2  # the command line or a configuration file is wrong
 INTERRUPTED_EXIT = 130  # Ctrl-C
+# Ctrl-C after a submission over SSH was answered: only watching the run has ended
+UNWATCHED_EXIT = 97
 UNSETTLED_EXIT = 98  # nobody knows whether an earlier submission has led to a job
 RESTART_EXIT = 76  # of a head agent: an agent was killed, so start all of them again
 

@@ -44,10 +44,8 @@ def store_code(folder: Path, names: Iterable[str], store: Path) -> tuple[Path, s
             if read_files(path, list_copy(path)) == files:
                 _close(path, folder, files)
                 return path, digest
-        # damaged: a clean-up of old files may have removed some
-        damaged = store / f".damaged-{secrets.token_hex(8)}"
-        os.rename(path, damaged)
-        shutil.rmtree(damaged, ignore_errors=True)
+        # a clean-up of old files may have removed some; jobs may be using the others meanwhile
+        return _copy(folder, files, store, damaged=path)
     return _copy(folder, files, store)
 
 
@@ -97,12 +95,15 @@ def _path_of(store: Path, digest: str) -> Path:
     return path if is_ours else store / f"{digest}-{os.geteuid()}"
 
 
-def _copy(folder: Path, names: Iterable[str], store: Path) -> tuple[Path, str]:
+def _copy(
+    folder: Path, names: Iterable[str], store: Path, *, damaged: Path | None = None
+) -> tuple[Path, str]:
     """Copy to a temporary folder, then rename it, so that concurrent runs with equal code do not
-    collide.
+    collide. It takes the place of a damaged copy.
     """
     store.mkdir(parents=True, exist_ok=True)
     partial = store / f".partial-{os.getpid()}-{secrets.token_hex(4)}"
+    away = store / f".damaged-{secrets.token_hex(8)}"
     try:
         partial.mkdir(mode=0o700)
         for name in names:
@@ -112,6 +113,9 @@ def _copy(folder: Path, names: Iterable[str], store: Path) -> tuple[Path, str]:
         _close(partial, folder, files)
         digest = _combine(files)
         path = _path_of(store, digest)
+        if path == damaged:
+            with suppress(FileNotFoundError):  # another command was faster
+                os.rename(path, away)
         try:
             os.rename(partial, path)
         except OSError:
@@ -119,7 +123,8 @@ def _copy(folder: Path, names: Iterable[str], store: Path) -> tuple[Path, str]:
                 raise
         return path, digest
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        for each in (partial, away):
+            shutil.rmtree(each, ignore_errors=True)
 
 
 def _copy_file(source: Path, target: Path) -> None:

@@ -146,8 +146,9 @@ class SlurmJob(Submission):
             if script_only is not None:
                 write_script(script_only.absolute(), plan.script)
             else:
-                # the job may start at once; the mark is back if Slurm rejects the job
-                folder.cancelled.unlink(missing_ok=True)
+                if self.earlier is not None:
+                    # the job may start at once; the mark is back if Slurm rejects the job
+                    folder.cancelled.unlink(missing_ok=True)
                 job_id = self._sbatch()
         return Submitted(plan, job_id, (*self.notes, *plan.notes, *filled.notes))
 

@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,15 +19,14 @@ GRACE = 5.0  # seconds between an interrupt and the end of a command that nobody
 
 
 def begin() -> None:
-    """Take the secrets, and end once nobody reads the output. The end of a terminal is a signal."""
+    """Take arguments and secrets, and end once nobody reads the output. The end of a terminal is a signal."""
     os.environ["PWD"] = os.getcwd()
     if name := os.environ.pop(env.RECEIVED, ""):
         path = Path(name)
-        values: list[Mapping[str, str]] = json.loads(path.read_text(encoding="utf-8"))
+        values, sources, args = json.loads(path.read_text(encoding="utf-8"))
         path.unlink()
-        keep_received(*values)
-    elif env.SENT_FOLDER in os.environ:
-        keep_received({}, {})
+        sys.argv[1:] = args
+        keep_received(values, sources)
     if sys.stdout is not None and not sys.stdout.isatty():
         with suppress(OSError):  # it leads its group already
             os.setpgid(0, 0)

@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,10 @@ class _Copy:
             self.known = dict(read_object(self.folder.fetched)["files"])
         except (OSError, ValueError, KeyError, TypeError):
             pass
+        # what an earlier command that was interrupted may have brought
+        self.planned: dict[str, Version] = {}
+        with suppress(OSError, ValueError):
+            self.planned = dict(read_object(self.folder.arrivals / "planned"))
         self.files = {**_versions(listing["files"]), **_versions(listing["code"], "code/")}
 
     def run(self, cluster: str) -> dict[str, str]:
@@ -132,6 +136,8 @@ class _Copy:
             name for name in waiting if not name.startswith("code/") and _step(name) not in steps
         ]
         damaged: dict[str, str] = {}
+        planned = json.dumps({**self.planned, **self.files})
+        write_atomically(self.folder.arrivals / "planned", planned)
         try:
             if loose:
                 self.route.pull(loose, progress=self.progress)
@@ -156,15 +162,15 @@ class _Copy:
         folder = self.made.folder
         here = {name: _version(folder / name) for name in {**self.files, **self.known}}
         waiting = [name for name in self.files if here[name] != self.files[name]]
-        # a file that only an interrupted command can have brought is not known
         changed = [
             name
             for name in waiting
-            if here[name] is not None and here[name] != self.known.get(name, here[name])
+            if here[name] is not None
+            and here[name] not in (self.known.get(name), self.planned.get(name))
         ]
         if self.overwrite:
             return waiting
-        if lost := [name for name in changed if self.files[name] != self.known[name]]:
+        if lost := [name for name in changed if self.files[name] != self.known.get(name)]:
             more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
             raise UsageError(
                 f"Changed in {folder} since they were fetched: {', '.join(lost[:SHOWN])}{more}.",
@@ -196,7 +202,8 @@ class _Copy:
     def _record(self, cluster: str) -> None:
         """Note what is here now, so that the next command finds what was changed here."""
         here = {name: _version(self.made.folder / name) for name in {**self.known, **self.files}}
-        files = {name: self.known[name] if name in self.kept else here[name] for name in here}
+        as_before = self.kept | (self.known.keys() - self.files.keys())
+        files = {name: self.known[name] if name in as_before else here[name] for name in here}
         about = {
             "cluster": cluster,
             "folder": self.made.listing["folder"],

@@ -54,6 +54,8 @@ from paceline.cli import main
 main()
 """
 CACHE = 'cache="${XDG_CACHE_HOME:-$HOME/.cache}/paceline"\n'
+# Becomes a command of Paceline; `locate` comes before it.
+RUN = 'exec "$(cat "$here/python")" -I "$here/start.py"\n'
 # How many files a folder must have: sites remove files from caches that nobody has used for weeks.
 _COUNT = """find "$here" -type f ! -name '*.pyc' ! -name complete | wc -l"""
 # What is kept for a month after its last use.
@@ -94,11 +96,6 @@ def is_complete() -> str:
         '{ [ -n "$(find "$here/complete" -mtime -1)" ] || '
         f'[ "$({_COUNT})" = "$(cat "$here/complete")" ] && touch "$here" "$here/complete"; }}; }}'
     )
-
-
-def run_there(args: list[str]) -> str:
-    """Return shell text that becomes a command of Paceline; `locate` comes before it."""
-    return f'exec "$(cat "$here/python")" -I "$here/start.py" {words(args)}\n'
 
 
 @functools.cache

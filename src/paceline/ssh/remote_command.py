@@ -1,8 +1,9 @@
 """Carry out a command of Paceline on a login node, as if it had been typed there.
 
 First, one question: are Paceline and the project there? What is missing is sent. Then ssh runs the
-command itself: its output, its exit code and Ctrl-C are those of the login node. Secrets go through
-the connection into a file that only the user can read; the command reads and removes it.
+command itself: its output, its exit code and Ctrl-C are those of the login node. Its arguments and
+secrets go through the connection into a file that only the user can read; the command reads and
+removes it.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import IO
 
 from paceline.contract import env
 from paceline.contract.run_folder import write_atomically
-from paceline.contract.verdict import INTERRUPTED_EXIT, UNSETTLED_EXIT
-from paceline.errors import ConnectionProblem, EnvironmentProblem
+from paceline.contract.verdict import INTERRUPTED_EXIT, UNSETTLED_EXIT, UNWATCHED_EXIT
+from paceline.errors import ConnectionProblem, EnvironmentProblem, PacelineError
 from paceline.spec.home_path import state_folder
 from paceline.spec.shell_text import quote
 from paceline.ssh import code, installation
@@ -126,6 +128,8 @@ def submit(connection: Connection, command: RemoteCommand) -> int:
         )
     if exit_code not in (INTERRUPTED_EXIT, UNSETTLED_EXIT):
         pending.unlink(missing_ok=True)
+    if exit_code == UNWATCHED_EXIT:
+        return INTERRUPTED_EXIT
     return 1 if exit_code == SETUP_FAILED else exit_code
 
 
@@ -136,33 +140,41 @@ def prepare(connection: Connection, command: RemoteCommand) -> str:
     """
     cluster, parcel = connection.cluster, command.parcel
     there, place = installation.locate(cluster), code.locate(parcel)
-    received = f"secrets-{secrets.token_hex(12)}" if command.secrets else ""
+    received = f"secrets-{secrets.token_hex(12)}"
     question = (
         f"umask 077\n{there}{place}"
         f"{installation.is_complete()} && echo installed\n{code.is_complete(parcel)} && echo code\n"
         f"command -v rsync >/dev/null && echo rsync\n{code.newest_like(parcel)}"
     )
-    if received:
-        question += f'mkdir -p "$cache" && cat >"$cache/{received}" || exit\n'
-    content = json.dumps([dict(command.secrets), dict(command.secret_sources)]).encode()
-    answer = connection.call(f"{question}exit 0\n", content=content if received else b"")
+    # What a command that never started has left is removed by a later one.
+    question += (
+        'find "$cache" -maxdepth 1 -name "secrets-*" -mmin +60 -exec rm -f {} + 2>/dev/null\n'
+        f'mkdir -p "$cache" && cat >"$cache/{received}" || exit\n'
+    )
+    # A process's arguments are there for all to read, and `--env NAME=VALUE` is one.
+    content = json.dumps([dict(command.secrets), dict(command.secret_sources), [*command.args]])
+    answer = connection.call(f"{question}exit 0\n", content=content.encode())
     if answer.code != 0:
         raise EnvironmentProblem(f"Cannot write on {cluster.name}: {answer.errors.strip()}")
     lines = answer.output.decode(errors="surrogateescape").splitlines()
-    if "installed" not in lines:
-        installation.install(connection)
-    if "code" not in lines:
-        like = next((line for line in lines if line.startswith("/")), "")
-        code.send(connection, parcel, place, like=like, rsync="rsync" in lines)
+    try:
+        if "installed" not in lines:
+            installation.install(connection)
+        if "code" not in lines:
+            like = next((line for line in lines if line.startswith("/")), "")
+            code.send(connection, parcel, place, like=like, rsync="rsync" in lines)
+    except BaseException:
+        with suppress(PacelineError):
+            connection.call(f'{there}rm -f "$cache/{received}"\n')
+        raise
     folder = f"{word(parcel.code.project)}/{word(command.folder)}"
     paths = f'export {env.SENT_FOLDER}="$(cd "$code"/{word(parcel.code.project)} && pwd -P)"\n'
-    if received:
-        paths += f'export {env.RECEIVED}="$cache/{received}"\n'
+    paths += f'export {env.RECEIVED}="$cache/{received}"\n'
     return (
         f'{setup_text(cluster)}{there}{place}mkdir -p "$code"/{folder} && cd "$code"/{folder} || exit\n'
         + "".join(f"export {name}={word(value)}\n" for name, value in command.variables.items())
         + paths
-        + installation.run_there(list(command.args))
+        + installation.RUN
     )
 
 

@@ -51,12 +51,16 @@ class RunCopy:
     def apply(self, connection: Connection, news: News) -> None:
         """Bring what has changed, and remove runs that are gone or no longer listed."""
         runs = [run for run in news["runs"] if is_run_path(run)]
-        listed = {run: files for run, files in news["files"].items() if is_run_path(run)}
+        listed = {
+            run: {path: row for path, row in files.items() if VIEWED.fullmatch(path)}
+            for run, files in news["files"].items()
+            if is_run_path(run)
+        }
         growing, records = list[str](), list[str]()
         for run, files in listed.items():
             before = self._files.get(run, {})
             for path, row in files.items():
-                if VIEWED.fullmatch(path) and before.get(path) != row:
+                if before.get(path) != row:
                     is_log = is_growing(path)
                     (growing if is_log else records).append(f"{run}/{path}")
                     if is_log:

@@ -138,7 +138,11 @@ def acquire_item(
     error while another job fills it.
     """
     lock = item.lock()
-    while not (item.is_complete and lock.acquire(exclusive=False)):
+    while True:
+        if item.is_complete and lock.acquire(exclusive=False):
+            if CachedItem(item.path).is_complete:
+                break
+            lock.close()  # it was removed before it was locked
         if lock.acquire(exclusive=True):
             break
         check()

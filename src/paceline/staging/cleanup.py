@@ -104,7 +104,9 @@ class Leftover:
         owner = self.owner
         is_due = owner is not None and owner.collect and not owner.collected
         if owner is not None and is_due and Path(owner.destination).parent.is_dir():
-            collect_results(self.path, owner)
+            problems = collect_results(self.path, owner).problems
+            if problems:  # the next job here tries again
+                return False
         return remove_tree(self.path)
 
 

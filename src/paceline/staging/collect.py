@@ -14,6 +14,7 @@ from pathlib import Path
 
 from paceline.contract.files import show_size
 from paceline.contract.run_folder import write_atomically
+from paceline.errors import PacelineError
 from paceline.staging.copy import Transfer, copy_file
 
 PARTIAL = ".paceline-partial"
@@ -64,6 +65,8 @@ def collect(
             _collect_file(name)
         except OSError as error:
             result.problems.append(f"{name!r}: {error.strerror}")
+        except PacelineError as error:  # it changed meanwhile
+            result.problems.append(f"{name!r}: {error.message}")
 
     def _collect_file(name: str) -> None:
         source, target = data / name, destination / name

@@ -207,7 +207,8 @@ def remove_tree(path: Path) -> bool:
         for folder, folders, _ in os.walk(path):
             for each in [folder, *(os.path.join(folder, name) for name in folders)]:
                 if not os.path.islink(each):
-                    os.chmod(each, 0o700)
+                    with suppress(OSError):  # another process removes it too, or it is not ours
+                        os.chmod(each, 0o700)
         shutil.rmtree(path, ignore_errors=True)
     return not os.path.lexists(path)
 

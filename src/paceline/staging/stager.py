@@ -6,7 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -125,6 +125,8 @@ class Stager:
                     item.checksums.update(packs.write(manifest, self.transfer))
             except OSError as error:
                 self._note(f"small files are not packed: {packs.folder}: {error.strerror}")
+                with suppress(OSError):  # for the other nodes
+                    packs.publish(manifest, {})
 
     def _note(self, text: str) -> None:
         self.result.notes.append(text)

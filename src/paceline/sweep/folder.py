@@ -156,14 +156,22 @@ class SweepWriter:
         numbers = [point.number for point in self.points if point.number not in known]
         return [number for number in numbers if not self.folder.trial(number).path.exists()]
 
-    def reopen(self, numbers: Iterable[int]) -> None:
-        """Remove the results of trials that will run again."""
+    @contextmanager
+    def reopened(self, numbers: Iterable[int]) -> Iterator[None]:
+        """Remove the results of trials that will run again. They are back if the body fails."""
         marks = [self.folder.cancelled]
         for number in numbers:
             trial = self.folder.trial(number)
             marks += [trial.result, trial.cancelled]
-        for path in marks:
+        texts = {path: path.read_text(encoding="utf-8") for path in marks if path.exists()}
+        for path in texts:
             path.unlink(missing_ok=True)
+        try:
+            yield
+        except BaseException:
+            for path, text in texts.items():
+                write_atomically(path, text)
+            raise
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from paceline.spec.job import Job
 from paceline.spec.run_path import RunPath
 from paceline.spec.shell_text import quote, to_type
 from paceline.sweep.folder import SweepWriter
-from paceline.sweep.points import describe_point, new_trials
+from paceline.sweep.points import PointRequest, describe_point, new_trials
 from paceline.sweep.settings import TPE_PARALLEL, SweepSettings
 from paceline.sweep.wandb import check_reachable, create_sweep
 
@@ -103,7 +103,14 @@ class SweepStart(ABC):
                 )
             return [], numbers
         new = new_trials(points, self.settings.requests, seeds=self.settings.seeds)
-        numbers = [*self.writer.never_started(), *(point.number for point in new)]
+        asked, left = {each.key for each in self.settings.requests}, self.writer.never_started()
+        again = [
+            point.number
+            for point in points
+            if point.number in left
+            and (not asked or PointRequest(point.point, point.program, point.args).key in asked)
+        ]
+        numbers = [*again, *(point.number for point in new)]
         if not numbers:
             raise UsageError(
                 f"The sweep {name!r} already has all of these trials.",
@@ -149,8 +156,8 @@ class SweepStart(ABC):
         """Create the submission's folder, which goes if the body fails, and record its trials."""
         with folders.open_run_folder(run_path, is_new=True):
             self.writer.add_trials(self.search, new)
-            self.writer.reopen(numbers)
-            yield
+            with self.writer.reopened(numbers):
+                yield
 
     def prepare(
         self,

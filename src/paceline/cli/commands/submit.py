@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console, runs, submit_first, typer_options
-from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED, STOPPED_EXIT, UNSETTLED_EXIT
+from paceline.contract import env
+from paceline.contract.verdict import (
+    DONE,
+    DONE_UNSAVED,
+    STOPPED,
+    STOPPED_EXIT,
+    UNSETTLED_EXIT,
+    UNWATCHED_EXIT,
+)
 from paceline.errors import NoAnswer, UsageError
 from paceline.spec.option import OUTPUT, RESOURCES, UNTIL_DONE
 from paceline.spec.shell_text import cluster, to_type
@@ -113,13 +122,22 @@ def command(
         console.say_error(problem)
         return UNSETTLED_EXIT
     if earlier is not None:
-        return wait_until_done(earlier, follow=follow) if follow or wait else 0
+        return _watch(earlier, follow=follow) if follow or wait else 0
     warn(submission.check())
     submitted = submission.submit(["paceline", *sys.argv[1:]], script_only=script_only)
     describe(submitted, script_only)
     if submitted.job_id is not None and (follow or wait):
-        return wait_until_done(submitted.folder, follow=follow)
+        return _watch(submitted.folder, follow=follow)
     return 0
+
+
+def _watch(folder: RunFolder, *, follow: bool) -> int:
+    try:
+        return wait_until_done(folder, follow=follow)
+    except KeyboardInterrupt:
+        if os.environ.get(env.REQUEST):  # tells the laptop that its answer has arrived
+            return UNWATCHED_EXIT
+        raise
 
 
 def _check_script_only(file: Path, *, resume: str | None, wait: bool, follow: bool) -> None:

@@ -202,6 +202,8 @@ def _read_pyproject(path: Path, extras: list[str]) -> list[str]:
             f"{where} does not list its dependencies in [project].",
             hint=f"Export them first: {EXPORTS[tool]}",
         )
+    # `my-pkg[gpu]` means the project `my_pkg`, too
+    name = "[-_.]+".join(map(re.escape, re.split(r"[-_.]+", project.get("name", ""))))
     known = project.get("optional-dependencies", {})
     lines, pending = list(project.get("dependencies", [])), list(extras)
     for extra in pending:
@@ -211,12 +213,12 @@ def _read_pyproject(path: Path, extras: list[str]) -> list[str]:
                 hint=f"Choose one of: {', '.join(sorted(known)) or 'none'}.",
             )
         for line in known[extra]:
-            own = re.fullmatch(rf"{re.escape(project.get('name', ''))}\s*\[([^\]]+)\]", line, re.I)
+            own = re.fullmatch(rf"{name}\s*\[([^\]]+)\]", line, re.I)
             if own is None:
                 lines.append(line)
             else:
-                named = [name.strip() for name in own[1].split(",")]
-                pending += [name for name in named if name not in pending]
+                named = [each.strip() for each in own[1].split(",")]
+                pending += [each for each in named if each not in pending]
     return list(dict.fromkeys(lines))
 
 
