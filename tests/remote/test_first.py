@@ -73,8 +73,11 @@ def test_an_interrupted_race_is_finished_later(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
-        wait_until(lambda: len(clusters.queue()) == 2)
+        assert process.stdout is not None
+        for _ in ("slurm", "cedar"):  # both have answered
+            assert process.stdout.readline()
         process.send_signal(signal.SIGKILL)
+    assert len(clusters.queue()) == 2
     (race,) = races(lab)
     assert f"--finish {race['id']}" in laptop("ps", "--on", "slurm", check=True).stderr
     (job, _) = clusters.queue()
