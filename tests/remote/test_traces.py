@@ -47,6 +47,8 @@ def test_nothing_is_left_after_the_connection_is_closed(
     (project / "train.py").write_text("print(1)\n")
     uid = pwd.getpwnam(lab.user).pw_uid
     before = files_of(uid, besides=lab.folder)  # an earlier user may have had this number
+    cache = lab.home / ".cache" / "paceline"
+    earlier = set(cache.rglob("*"))  # commands that other tests have killed leave something
     laptop("login", "lab", check=True)
     laptop("ps", "--on", "lab", check=True)
     laptop(
@@ -73,10 +75,9 @@ def test_nothing_is_left_after_the_connection_is_closed(
     # The documentation names what stays: the cache, and the last answer of Slurm, which all commands of a user share.
     left = files_of(uid, besides=lab.folder) - before
     assert {path for path in left if not path.startswith(f"/dev/shm/paceline-{uid}")} == set()
-    cache = lab.home / ".cache" / "paceline"
-    kept = {path.name for path in cache.iterdir() if not path.name.startswith("paceline-")}
-    assert kept <= {"code", "work"}
-    assert not [path for path in cache.rglob("*") if ".partial-" in path.name]
+    new = {path for path in cache.iterdir() if path not in earlier}
+    assert {path.name for path in new if not path.name.startswith("paceline-")} <= {"code", "work"}
+    assert not [path for path in cache.rglob("*.partial-*") if path not in earlier]
 
 
 def test_a_connection_whose_process_was_killed(lab: Lab, laptop: Laptop) -> None:
