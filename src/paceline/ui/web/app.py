@@ -48,14 +48,13 @@ from paceline.ui.web.rows import NoSuchRun, Rows
 from paceline.watch import origin
 from paceline.watch.details import read_details
 from paceline.watch.records import QueryStates, read_record
-from paceline.watch.scheduler import query_states
+from paceline.watch.scheduler import poll_interval, query_states
 
 INTERVAL = 1.0  # seconds between reads for an open page
 HEARTBEAT = 15.0  # seconds without an event, after which a sign of life is sent
 FIRST_LINES = 1000  # of a log
 MAX_DIFFERENCE = 1_000_000  # characters
 SWEEP_INTERVAL = 3.0  # seconds between reads of a sweep, at least
-CLUSTER_INTERVAL = 60.0  # the same for questions about the cluster
 IDLE_SHARE = 5  # reading that takes long is followed by a pause of so many times its duration
 # A page of its own, because a browser sends the new cookie only with requests that come from us.
 ENTRANCE = (
@@ -123,7 +122,7 @@ class Answers:
         )
 
     def cluster(self) -> bytes:
-        return self._keep("", CLUSTER_INTERVAL, lambda: read_cluster(self.rows.by_job()))
+        return self._keep("", poll_interval(), lambda: read_cluster(self.rows.by_job()))
 
     def _keep(self, key: str, interval: float, answer: Callable[[], Any]) -> bytes:
         """Return the same answer to all who ask within some seconds. What took long is kept
