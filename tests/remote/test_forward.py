@@ -223,9 +223,7 @@ def test_a_terminal_there_is_as_wide_as_here_and_ctrl_c_reaches_it(
         os.execve(sys.executable, argv, {**os.environ, **lab.variables})
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
     wait_until(lambda: follows(lab))
-    pid = next(
-        int(line.split()[0]) for line in lab.processes() if " ps" in line and "squeue" not in line
-    )
+    pid = next(int(line.split()[0]) for line in lab.processes() if "start.py" in line)
     there = os.open(f"/proc/{pid}/fd/0", os.O_RDONLY | os.O_NOCTTY)
     rows, columns, *_ = struct.unpack("HHHH", fcntl.ioctl(there, termios.TIOCGWINSZ, b"\0" * 8))
     os.close(there)
@@ -240,9 +238,7 @@ def test_a_terminal_there_is_as_wide_as_here_and_ctrl_c_reaches_it(
 def follows(lab: Lab) -> bool:
     """Whether the command on the login node has begun, and waits for Slurm."""
     file = lab.home / "asked"
-    has_begun = file.exists() and any(
-        " ps" in line and "squeue" not in line for line in lab.processes()
-    )
+    has_begun = file.exists() and any("start.py" in line for line in lab.processes())
     if has_begun:
         file.unlink()
     return has_begun

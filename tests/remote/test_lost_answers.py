@@ -93,7 +93,7 @@ def test_the_same_command_gives_one_job(
         lab.cut()
     # as by a limit on memory: the connection stays open
     elif end == "command killed":
-        (process,) = [each for each in lab.processes() if "start.py submit" in each]
+        (process,) = [each for each in lab.processes() if "start.py" in each]
         os.kill(int(process.split()[0]), signal.SIGKILL)
         (lab.home / "hold").unlink()
     else:  # the command there goes on, and its answer does not arrive
