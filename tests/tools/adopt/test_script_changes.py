@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError
-from paceline.tools.adopt.script_changes import Advice, advise, broken_help
+from paceline.tools.adopt.script_changes import Advice, advise
 from paceline.tools.adopt.source_edits import Source, read_source
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -86,18 +86,6 @@ def test_layout_and_encoding_stay(path: Path, habit: str, tmp_path: Path) -> Non
             "DataLoader(data, batch_size=4, shuffle=True, generator=g, drop_last=True)",
             "run.loader(data, batch_size=4, shuffle=True, seed=g.initial_seed(), drop_last=True)",
         ),
-        (
-            "DataLoader(data, **options)",
-            'run.loader(data, **{"shuffle": False, "drop_last": False, **options})',
-        ),
-        (
-            "DataLoader(data, 4, True, **options)",
-            'run.loader(data, batch_size=4, shuffle=True, **{"drop_last": False, **options})',
-        ),
-        (
-            "DataLoader(data, shuffle=True, drop_last=True, **options)",
-            "run.loader(data, shuffle=True, drop_last=True, **options)",
-        ),
     ],
 )
 def test_loaders(line: str, changed: str) -> None:
@@ -107,47 +95,6 @@ def test_loaders(line: str, changed: str) -> None:
         "for x in loader:\n    loss = model(x).sum()\n    loss.backward()\n    opt.step()\n"
     )
     assert f"loader = {changed}\n" in advise_text(text).text
-
-
-def test_compiled_and_tracked() -> None:
-    text = (
-        "import torch\nimport wandb\nfrom torch.utils.data import DataLoader\ntorch.manual_seed(0)\nwandb.init()\n"
-        "model = torch.nn.Linear(1, 1)\nmodel = torch.compile(model, mode='default')\n"
-        "opt = torch.optim.SGD(model.parameters())\n"
-        "for x in DataLoader([1.0], batch_size=2):\n    loss = model(x).sum()\n    loss.backward()\n    opt.step()\n"
-    )
-    lines = advise_text(text).text.splitlines()
-    assert "import paceline.wandb as wandb" in lines
-    assert "model = run.wrap(model, compile=dict(mode='default'))" in lines
-    assert (
-        "for x in run.steps(run.loader([1.0], batch_size=2, shuffle=False, drop_last=False)):"
-        in lines
-    )
-    assert lines.index("run = paceline.start()") < lines.index(
-        "model = run.wrap(model, compile=dict(mode='default'))"
-    )
-
-
-def test_changes_inside_of_others() -> None:
-    text = (
-        "import torch\nfrom torch import nn\nfrom torch.utils.data import DataLoader\ntorch.manual_seed(0)\n"
-        "a = nn.DataParallel(nn.Linear(1, 1).cuda(), device_ids=[0]).cuda()\n"
-        "b = nn.DataParallel(nn.Linear(1, 1) if big else nn.Identity()).cuda(0)\n"
-        "c = torch.compile(nn.Linear(1, 1).cuda())\n"
-        "opt = torch.optim.SGD([*a.module.parameters(), *c.parameters()], lr=0.1)\n"
-        "for x in DataLoader(data, batch_size=2):\n"
-        "    (a(x.cuda()) + c((x + x).cuda(non_blocking=True))).mean().backward(retain_graph=True)\n    opt.step()\n"
-        "sizes = [train(x) for x in DataLoader(data)]\n"
-    )
-    lines = advise_text(text).text.splitlines()
-    device = "to(run.device)"
-    assert f"a = nn.Linear(1, 1).{device}.{device}" in lines
-    assert f"b = (nn.Linear(1, 1) if big else nn.Identity()).{device}" in lines
-    assert f"c = nn.Linear(1, 1).{device}" in lines
-    assert "c = run.wrap(c, compile=True)" in lines
-    assert "opt = torch.optim.SGD([*a.parameters(), *c.parameters()], lr=0.1)" in lines
-    both = f"(a(x.{device}) + c((x + x).to(run.device, non_blocking=True))).mean()"
-    assert f"    run.backward({both}, retain_graph=True)" in lines
 
 
 LOOPS = """\
@@ -196,13 +143,13 @@ def test_loops_and_calls_that_are_hard_to_see() -> None:
     ]
     assert lines == [
         "import paceline",
+        "run = paceline.start()",
         "model = run.wrap(model)",
         "run.resume(model=self.model, opt=self.opt, sched=self.sched, loader=self.loader)",
         "for epoch in run.epochs(epochs):",
         "for batch in run.steps(self.loader):",
         "run.log(loss=loss)",
         "loader = run.loader(load(), batch_size=8, shuffle=True, drop_last=True)",
-        "run = paceline.start()",
     ]
 
 
@@ -237,33 +184,13 @@ def test_form_feeds_and_semicolons() -> None:
         '\ftorch.save(model.state_dict(), "a.pt")\n'
     )
     lines = advise_text(text).text.split("\n")
-    assert (
-        "model = torch.nn.Linear(1, 1); run = paceline.start(); model = run.wrap(model); opt"
-        in "".join(lines)
-    )
+    assert "model = torch.nn.Linear(1, 1); model = run.wrap(model); opt" in "".join(lines)
     assert any(line.endswith("loss.backward(); run.log(loss=loss); opt.step()") for line in lines)
     assert lines[-3:] == [
-        "if run.is_rank_zero:",
-        '\f    torch.save(model.state_dict(), "a.pt")',
+        "\fif run.is_rank_zero:",
+        '    torch.save(model.state_dict(), "a.pt")',
         "",
     ]
-
-
-def test_everything_imported() -> None:
-    text = (
-        "from torch import *\nfrom torch.nn import *\nfrom torch.optim import *\nfrom torch.utils.data import *\n"
-        "manual_seed(0)\nmodel = Linear(1, 1)\nopt = SGD(model.parameters(), lr=0.1)\n"
-        "for x in DataLoader(data, batch_size=2, drop_last=True):\n    loss = model(x).mean()\n"
-        "    autograd.backward(loss)\n    opt.step()\n"
-        'save(model.state_dict(), "a.pt")\n'
-    )
-    advice = advise_text(text)
-    assert (
-        "for x in run.steps(run.loader(data, batch_size=2, drop_last=True, shuffle=False)):"
-        in advice.text
-    )
-    assert 'if run.is_rank_zero:\n    save(model.state_dict(), "a.pt")' in advice.text
-    assert not any(each.must for each in advice.remarks)
 
 
 def test_the_changes_of_a_plain_script() -> None:
@@ -283,10 +210,7 @@ def test_the_changes_of_a_plain_script() -> None:
         'torch.save(model.state_dict(), "net.pt")',
         "run = paceline.start()",
     ]
-    remarks = adopt("argparse_main").remarks
-    assert [(each.line, each.must) for each in remarks] == [(43, False), (0, False)], (
-        "the evaluation, functions that need the run"
-    )
+    assert not any(each.must for each in adopt("argparse_main").remarks)
 
 
 # -- any sign of distribution: the script works as it is
@@ -340,7 +264,7 @@ def test_what_is_no_sign(line: str) -> None:
 
 def test_mistakes_of_distributed_scripts_are_remarks() -> None:
     must = [each.line for each in adopt("ddp_mistakes").remarks if each.must]
-    assert must == [16, 21, 22], "set_epoch, MASTER_ADDR, MASTER_PORT"
+    assert must == [21, 22], "MASTER_ADDR, MASTER_PORT"
     assert not [each for each in adopt("ddp").remarks if each.must]
     assert "ckpt_path" in adopt("with_lightning").remarks[0].text
     assert advise_text("import paceline\n").verdict.startswith("It already uses Paceline")
@@ -352,6 +276,7 @@ def test_mistakes_of_distributed_scripts_are_remarks() -> None:
 def test_what_cannot_be_changed_is_said_with_its_line() -> None:
     for name, lines in {
         "sliced_by_hand": [8],
+        "closure": [15, 17],
         "cross_validation": [6],
         "text_by_hand": [17],
     }.items():
@@ -448,7 +373,7 @@ def test_what_exists_only_under_a_condition_is_not_resumed() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (STEPS.replace("in loader", "in list(loader)"), "before the first step"),
+        (STEPS.replace("in loader", "in list(loader)"), "itself, anew in each epoch"),
         (STEPS.replace("in loader", "in parts"), "does not read a DataLoader"),
         (
             "    while True:\n        loss = model(x).mean()\n        loss.backward()\n",
@@ -473,8 +398,7 @@ def test_models_of_a_comprehension() -> None:
     ("line", "moved"),
     [
         ('torch.save(model.state_dict(), "a.pt")', True),
-        ('open("a.txt", "a").write("x")', True),
-        ('with open("a.json", "w") as f:\n    text = json.dumps(1)\n    f.write(text)', True),
+        ('open("a.txt", "a").write("x")', False),
         ('with open("a.json", "w") as f:\n    json.dump(model(X).item(), f)', False),
         ('torch.save(collect(model), "a.pt")', False),
         ('path = torch.save(model, "a.pt")', False),
@@ -489,20 +413,6 @@ def test_files(line: str, moved: bool) -> None:
     )
     assert "\n".join(lines[7:]) == expected[0]
     assert any("write" in each.text for each in advice.remarks) is not moved
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("    if loss < 0.1:\n        break\n", "if loss differs between ranks"),
-        ("    print(loss)\n", "only the loop of line 12 assigns loss"),
-        ("    for y in valid:\n        model(y)\n", "every rank evaluates all"),
-    ],
-)
-def test_remarks(text: str, words: str) -> None:
-    head = f"valid = DataLoader(data, 4)\nfor epoch in range(2):\n{STEPS}"
-    assert not adopt_end(head)[1].remarks
-    assert any(words in each.text for each in adopt_end(head + text)[1].remarks)
 
 
 @pytest.mark.parametrize(
@@ -522,16 +432,3 @@ def test_losses_that_are_sums(loss: str, is_sum: bool) -> None:
     steps = STEPS.replace("model(x.cuda()).mean()", loss)
     remarks = adopt_end(f"{text}for epoch in range(2):\n{steps}")[1].remarks
     assert any(each.must and "is a sum over samples" in each.text for each in remarks) is is_sum
-
-
-def test_the_result_is_checked(tmp_path: Path) -> None:
-    """The help of a script runs, before it is written."""
-    path = tmp_path / "train.py"
-    path.write_bytes((CORPUS / "argparse_main.py").read_bytes())
-    source = read_source(path)
-    advice = advise(source)
-    assert broken_help(source, advice) == ""
-    advice.text = advice.text.replace("import paceline", "import paceline\nno_such_name")
-    assert "no_such_name" in broken_help(source, advice)
-    advice = advise_text(f"def run_it(n=later):\n    pass\n{HEAD}for epoch in range(2):\n{STEPS}")
-    assert advice.edits, "a name that the script did not define before is none of ours"

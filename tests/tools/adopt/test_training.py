@@ -21,7 +21,6 @@ Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 SINGLE = (
     "accumulation",
     "argparse_main",
-    "closure",
     "config_class",
     "cuda_everywhere",
     "decorated_main",
@@ -38,7 +37,7 @@ SINGLE = (
     "umlaute",
 )
 # these do not shuffle: one rank trains as before
-ORDERED = ("closure", "gan", "numbered_epochs", "two_phases")
+ORDERED = ("gan", "numbered_epochs", "two_phases")
 DDP = ("ddp",)
 SLOW = {  # other scripts have the same kinds of loops
     "config_class",

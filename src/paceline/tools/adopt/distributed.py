@@ -116,20 +116,3 @@ def find_mistakes(script: Script) -> Iterator[Remark]:
             "SLURM_PROCID numbers Slurm's tasks, and Paceline starts one per node: submit it with "
         )
         yield Remark(values["SLURM_PROCID"], f"{text}--style srun, or read RANK")
-    samplers = [call for call in script.calls if last_name(call) == "DistributedSampler"]
-    ordered = [
-        each.arg == "shuffle" and getattr(each.value, "value", None) is False
-        for call in samplers
-        for each in call.keywords
-    ]
-    if samplers and not any(ordered) and "set_epoch" not in script.source.text:
-        text = (
-            "nothing calls set_epoch on this sampler, so every epoch has the same order: call it "
-        )
-        yield Remark(samplers[0].lineno, f"{text}before each epoch", must=True)
-    tests = [node.test for node in script.nodes if isinstance(node, (ast.If, ast.IfExp))]
-    asks = r"(?i)rank|main|master|chief|zero|primary|gpu"
-    saves = script.calls_of("torch.save")
-    if saves and not any(re.search(asks, ast.unparse(each)) for each in tests):
-        text = "all ranks write this file at the same time: write it on rank 0 only"
-        yield Remark(saves[0].lineno, text, must=True)

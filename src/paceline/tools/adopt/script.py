@@ -5,20 +5,11 @@ values that it uses.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TypeAlias
 
 from paceline.tools.adopt.source_edits import Source
 
-# What matters of the modules from which scripts import everything.
-STARS = {
-    "torch": ("save", "load", "device", "compile", "manual_seed", "nn", "optim"),
-    "torch.nn": ("Parameter", "DataParallel", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d"),
-    "torch.optim": ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "LBFGS", "lr_scheduler"),
-    "torch.utils.data": ("DataLoader", "DistributedSampler", "IterableDataset"),
-    "torch.nn.parallel": ("DistributedDataParallel", "DataParallel"),
-    "torch.distributed": ("init_process_group", "get_rank", "all_reduce"),
-}
 PROGRESS = ("tqdm", "track")
 # what a loop may have around the loader that it reads
 WRAPPERS = ("enumerate", *PROGRESS, "iter", "list", "zip")
@@ -80,14 +71,10 @@ class Script:
         self._values: dict[tuple[Scope, str], list[tuple[ast.expr, int | None]]] = {}
         for node in self.nodes:
             self._record(node)
-        self._callers: dict[Function, list[ast.Call]] = {}
-        self._passed: dict[Function, list[ast.Call]] = {}
+        self.callers: dict[Function, list[ast.Call]] = {}
         for call in self.calls:
             for function in self.callees(call):
-                self._callers.setdefault(function, []).append(call)
-            for argument in call.args:
-                if isinstance(argument, ast.Name) and argument.id in self.functions:
-                    self._passed.setdefault(self.functions[argument.id], []).append(call)
+                self.callers.setdefault(function, []).append(call)
 
     # -- names and structure
 
@@ -156,7 +143,8 @@ class Script:
         if isinstance(name, ast.Name):
             if name.id in self.classes:
                 body = self.classes[name.id].body
-                return [each for each in body if isinstance(each, FUNCTIONS) and _is_init(each)]
+                own = [each for each in body if isinstance(each, FUNCTIONS)]
+                return [each for each in own if each.name == "__init__"]
             return [self.functions[name.id]] if name.id in self.functions else []
         if not isinstance(name, ast.Attribute) or self.dotted(name):
             return []
@@ -165,21 +153,7 @@ class Script:
         known = [self.classes[each] for each in made if each in self.classes]
         if made and not known:  # `model.train()` is not the `train` of a Trainer
             return []
-        return [each for each in found if not known or self._owner(each) in known]
-
-    def _owner(self, method: Function) -> ast.ClassDef:
-        owner = self.parents[method]
-        assert isinstance(owner, ast.ClassDef)
-        return owner
-
-    def callers(self, function: Function) -> list[ast.Call]:
-        return self._callers.get(function, [])
-
-    def uses(self, function: Function) -> list[ast.Call]:
-        """Return the calls of a function, and those that get it as an argument:
-        `optimizer.step(closure)`.
-        """
-        return [*self.callers(function), *self._passed.get(function, [])]
+        return [each for each in found if not known or self.parents[each] in known]
 
     def repeats(self, node: ast.AST, depth: int = 0) -> bool:
         """Whether a node may run more than once: in a loop, or in a function that is called
@@ -190,22 +164,8 @@ class Script:
         function = self.function_of(node)
         if function is None or depth > MAX_DEPTH:
             return False
-        callers = self.callers(function)
+        callers = self.callers.get(function, [])
         return len(callers) > 1 or any(self.repeats(call, depth + 1) for call in callers)
-
-    def reachable(self, nodes: Iterable[ast.AST]) -> set[Function]:
-        """Return the functions that running these nodes may call, however deep."""
-        found: set[Function] = set()
-        waiting = list(nodes)
-        while waiting:
-            for node in _walk_run(waiting.pop()):
-                # a function that is only passed on, as to a command-line library, counts as called
-                called = self.callees(node) if isinstance(node, ast.Call) else []
-                if isinstance(node, ast.Name) and node.id in self.functions:
-                    called = [*called, self.functions[node.id]]
-                waiting += [line for each in called if each not in found for line in each.body]
-                found.update(called)
-        return found
 
     # -- values
 
@@ -275,7 +235,7 @@ class Script:
         found = list(self._values.get((scope, node.id), []))
         if isinstance(scope, FUNCTIONS):
             names = parameters(scope)
-            for call in self._callers.get(scope, []) if node.id in names else []:
+            for call in self.callers.get(scope, []) if node.id in names else []:
                 first = 1 if names[0] in ("self", "cls") else 0
                 place = names.index(node.id) - first
                 found += [(each.value, None) for each in call.keywords if each.arg == node.id]
@@ -289,8 +249,6 @@ class Script:
         found = []
         wanted = node.slice.value if isinstance(node.slice, ast.Constant) else None
         for value in self.values(ast.unparse(node.value), node):
-            if isinstance(value, ast.DictComp):
-                found.append(value.value)
             if isinstance(value, ast.Dict):
                 pairs = zip(value.keys, value.values, strict=True)
                 found += [
@@ -346,18 +304,6 @@ def _parts(target: ast.expr) -> list[ast.expr]:
     return target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
 
 
-def _is_init(node: ast.stmt) -> bool:
-    return getattr(node, "name", "") == "__init__"
-
-
-def _walk_run(node: ast.AST) -> Iterator[ast.AST]:
-    """Walk through what runs when a statement runs: not the bodies of functions that it defines."""
-    yield node
-    if not isinstance(node, (*FUNCTIONS, ast.Lambda)):
-        for child in ast.iter_child_nodes(node):
-            yield from _walk_run(child)
-
-
 def _imports(tree: ast.Module) -> dict[str, str]:
     found: dict[str, str] = {}
     for node in ast.walk(tree):
@@ -367,8 +313,5 @@ def _imports(tree: ast.Module) -> dict[str, str]:
                 found[alias.asname or first] = alias.name if alias.asname else first
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
-                if alias.name == "*":
-                    found |= {name: f"{node.module}.{name}" for name in STARS.get(node.module, ())}
-                else:
-                    found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
     return found

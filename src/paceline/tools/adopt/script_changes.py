@@ -6,38 +6,29 @@ from __future__ import annotations
 
 import ast
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from pyflakes.checker import Checker
 from pyflakes.messages import UndefinedLocal, UndefinedName
 
 from paceline.tools.adopt import distributed
-from paceline.tools.adopt.remarks import change_wandb, find_remarks, remark_import
-from paceline.tools.adopt.script import Function, Script
+from paceline.tools.adopt.remarks import change_wandb, find_remarks
+from paceline.tools.adopt.script import Script
 from paceline.tools.adopt.side_effects import SideEffects
 from paceline.tools.adopt.source_edits import Edit, Remark, Source, apply
 from paceline.tools.adopt.training import Training, find_training
 from paceline.tools.adopt.training_edits import (
-    RESUME,
-    Entry,
     change_loader,
     change_loops,
+    first_statement,
     free_name,
     obstacles,
+    start_session,
     wrap_models,
 )
 
 STOP = "to stop and resume, handle SIGUSR1, save, and exit with 75"
-RUN_HELP = (
-    "import sys; name = sys.argv[1]; text = sys.stdin.buffer.read(); sys.argv = [name, '--help']"
-)
-RUN_HELP += "; sys.path[0] = sys.argv[0].rpartition('/')[0] or '.'; main = sys.modules['__main__']"
-RUN_HELP += "; main.__file__ = name; exec(compile(text, name, 'exec'), vars(main))"
-HELP_SECONDS = 120
 
 
 @dataclass
@@ -116,26 +107,27 @@ def _single(found: Training, quoted: str) -> Advice:
     if problems := list(dict.fromkeys(obstacles(found, run))):
         verdict = "It needs changes that only you can make; then start again with `paceline adopt`."
         return Advice(verdict, remarks=problems)
-    loaders = [each for call in found.loaders for each in change_loader(found, call, run)]
-    changes = [*loaders, *wrap_models(found, run), *change_loops(found, run)]
-    resumes = any(isinstance(each, Edit) and each.reason == RESUME for each in changes)
-    statements = _edited(script, [each for each in changes if isinstance(each, Edit)])
-    functions = {script.function_of(each) for each in statements} | {*found.functions, None}
-    effects = SideEffects(script, run, lambda node: _is_in(script, functions, node))
-    placed = {node for node in script.nodes if effects.device_edit(node) and effects.is_ready(node)}
-    entry = Entry(script, statements | placed)
-    if entry.statement is None:
+    first = first_statement(found)
+    if first is None:
         where = Remark(found.backwards[0].lineno, "no top-level code of the script calls this")
         return Advice("Its training loop is never called.", remarks=[where])
-    start = entry.statement.lineno
-    effects.is_ready = lambda node: (
-        _is_in(script, functions, node)
-        and (script.function_of(node) is not None or script.statement(node).lineno >= start)
-    )
-    changes = [*entry.edits(run), *changes, *effects.find(), *change_wandb(script)]
-    changes += find_remarks(found, run, resumes=resumes)
-    if script.guard is not None and entry.statement in script.guard.body:
-        changes += remark_import(script, functions, run)
+    nodes = [*found.loaders, *found.models, *found.step_loops, *found.epoch_loops]
+    functions = {script.function_of(each) for each in (*nodes, *found.backwards)}
+
+    def has_run(node: ast.AST) -> bool:
+        """Whether the run exists where a node is, in code that trains."""
+        function = script.function_of(node)
+        if function is not None:
+            return function in functions
+        if script.guard is not None:
+            return script.guard in script.ancestors(node)
+        return script.statement(node).lineno >= first.lineno
+
+    changes: list[Edit | Remark] = [*start_session(script, first, run)]
+    changes += [each for call in found.loaders for each in change_loader(found, call, run)]
+    changes += [*wrap_models(found, run), *change_loops(found, run)]
+    changes += [*SideEffects(script, run, has_run).find(), *change_wandb(script)]
+    changes += find_remarks(found, run)
     edits, remarks = _split(changes)
     verdict = "These changes make it train on several ranks."
     if any(remark.must for remark in remarks):
@@ -144,29 +136,6 @@ def _single(found: Training, quoted: str) -> Advice:
     steps = [f"paceline run --nproc 2 {quoted}"]
     steps += [f"paceline inspect data {quoted}", f"paceline prove {quoted}"]
     return Advice(verdict, edits, remarks, steps)
-
-
-def _is_in(script: Script, functions: set[Function | None], node: ast.AST) -> bool:
-    """Whether a node is where training happens: in one of these functions, or in what runs as the
-    script.
-    """
-    function = script.function_of(node)
-    if function is not None or script.guard is None:
-        return function in functions
-    return script.guard in script.ancestors(node)
-
-
-def _edited(script: Script, edits: list[Edit]) -> set[ast.AST]:
-    """Return the innermost statements that edits change."""
-    found: dict[int, ast.stmt] = {}
-    starts = sorted({edit.start for edit in edits})
-    for node in script.nodes:  # from the outer ones to the inner ones
-        if isinstance(node, ast.stmt):
-            indented = script.source.indent(node) is not None
-            first = script.source.offset(node.lineno, 0) if indented else script.source.start(node)
-            last = script.source.end(node)
-            found |= {start: node for start in starts if first <= start <= last}
-    return set(found.values())
 
 
 def _split(changes: Iterable[Edit | Remark]) -> tuple[list[Edit], list[Remark]]:
@@ -191,31 +160,3 @@ def _undefined(text: str) -> set[str]:
     found = Checker(ast.parse(text)).messages
     kinds = (UndefinedName, UndefinedLocal)
     return {str(each.message_args[0]) for each in found if isinstance(each, kinds)}
-
-
-def broken_help(source: Source, advice: Advice) -> str:
-    """Return why `--help` of the changed script fails, although it worked before; "" if it works,
-    or if the script has none.
-    """
-    if "parse_args(" not in source.text:
-        return ""
-    problem = _run_help(source, advice.text)
-    return problem if problem and not _run_help(source, source.text) else ""
-
-
-def _run_help(source: Source, text: str) -> str:
-    """Run a text in place of the script; return the last line of its error."""
-    path = Path(source.name).absolute()
-    command = [sys.executable, "-c", RUN_HELP, str(path)]
-    try:
-        done = subprocess.run(
-            command,
-            input=text.encode(source.encoding),
-            capture_output=True,
-            timeout=HELP_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"it runs for more than {HELP_SECONDS} s"
-    errors = done.stderr.decode(errors="replace").strip().splitlines()
-    return "" if done.returncode == 0 else (errors or ["it fails"])[-1]

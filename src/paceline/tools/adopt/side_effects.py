@@ -10,31 +10,19 @@ from collections.abc import Callable, Iterator
 
 from paceline.tools.adopt.script import Script, last_name
 from paceline.tools.adopt.source_edits import Edit, Remark
-from paceline.tools.adopt.training import loss_of
 
 DEVICE = "each rank has its own device"
 SAVE = "all ranks would write the same file at the same time"
 FOLDER = "another rank may have just created it"
 PRINT = "once, by rank 0, with its own values"
-# the file is the second argument of these, or the first one
-PATH_SECOND = (
-    *("torch.save", "torch.jit.save", "json.dump", "pickle.dump", "yaml.dump"),
-    *("safetensors.torch.save_file", "torchvision.utils.save_image"),
-    *("shutil.copy", "shutil.copyfile", "shutil.move", "os.rename", "os.replace"),
-)
-PATH_FIRST = (
-    *("numpy.save", "numpy.savez", "numpy.savez_compressed", "numpy.savetxt", "cv2.imwrite"),
-    *("matplotlib.pyplot.savefig", "os.remove", "os.unlink"),
+WRITES = (
+    *("torch.save", "torch.jit.save", "safetensors.torch.save_file", "numpy.save", "numpy.savez"),
+    *("numpy.savetxt", "matplotlib.pyplot.savefig", "torchvision.utils.save_image"),
+    *("shutil.copy", "shutil.copyfile", "shutil.move", "os.rename", "os.replace", "os.remove"),
 )
 METHODS = ("save_pretrained", "savefig", "write_text", "write_bytes", "to_csv", "to_parquet")
 MEMORY = ("tempfile.", "uuid.", "io.")
-# What one rank may call alone: nothing that ranks do together, or that changes objects.
-HARMLESS = re.compile(
-    r"(?:str|int|float|repr|len|list|dict|tuple|sorted|range|zip|enumerate|sum|min|max|round|vars|"
-    r"format|open|state_dict|item|cpu|detach|clone|numpy|tolist|join|write|writelines|writerows?|"
-    r"writeheader|writer|DictWriter|dumps?|items|keys|values|get|mean|isoformat|strftime|now|close|"
-    r"asdict|Path|tensor|get_rng_state|time|flush|save\w*|write_text|write_bytes|imwrite|to_\w+)$"
-)
+PLAIN = {"state_dict", "dict", "join", "str", "format", "Path"}  # that one rank may call alone
 _CUDA = re.compile(r"cuda(:\d+)?$")
 _MODE = re.compile(r"[rbt]*[wax+][wax+bt]*$")
 
@@ -84,7 +72,8 @@ class SideEffects:
         ):
             options = [self.source.text_of(each) for each in node.keywords if each.arg != "device"]
             text = f"to({', '.join([f'{self.run}.device', *options])})"
-            return self.source.replace_method(node, text, DEVICE)
+            end = self.source.end(node.func)  # what is before the dot may have edits of its own
+            return Edit(end - len("cuda"), self.source.end(node), text, DEVICE)
         if isinstance(node, ast.Call) and self.script.dotted(node.func) == "torch.device":
             text = f"{self.run}.device" if node.args and _is_choice(node.args[0]) else ""
         elif isinstance(node, ast.IfExp) and _is_choice(node):
@@ -108,89 +97,32 @@ class SideEffects:
     # -- files
 
     def _saves(self) -> Iterator[Edit | Remark]:
-        done: set[ast.AST] = set()
-        for call in self.script.calls:
-            target = self._target(call)
-            if target is None or self._is_own(target):
-                continue
-            statement = self._whole(self.script.statement(call))
-            if not done.isdisjoint((statement, *self.script.ancestors(statement))):
-                continue
-            done.add(statement)
-            if self.is_ready(call) and self._may_move(statement, call):
-                yield from self.source.under(statement, f"if {self.run}.is_rank_zero:", SAVE)
+        for call in (each for each in self.script.calls if self._writes(each)):
+            statement = self.script.statement(call)
+            alone = isinstance(statement, ast.Expr) and statement.value is call
+            inside = [each for each in ast.walk(call) if isinstance(each, ast.Call)]
+            names = {last_name(each) for each in inside if each is not call}
+            indent = self.source.indent(statement)
+            known = self.script.dotted(call.func) == "torch.save" and names <= PLAIN
+            if alone and known and indent is not None and self.is_ready(call):
+                head = f"if {self.run}.is_rank_zero:{self.source.newline}"
+                start = self.source.start(statement)
+                yield Edit(start, start, f"{head}{indent}{self.source.unit}", SAVE)
             else:
                 text = f"all ranks write this file: write it only if {self.run}.is_rank_zero, and "
                 text += "keep whatever the other ranks need outside"
                 yield Remark(call.lineno, text, must=last_name(call) != "open")
 
-    def _target(self, call: ast.Call) -> ast.expr | None:
-        """Return the file that a call writes; None if it writes none."""
+    def _writes(self, call: ast.Call) -> bool:
+        """Whether a call writes a file, other than one of memory or with a name of its own."""
         name, last = self.script.dotted(call.func), last_name(call)
-        keywords = {each.arg: each.value for each in call.keywords}
-        given = [*call.args, *keywords.values(), call]
+        given = [*call.args, *(each.value for each in call.keywords)]
         if last == "open" and (not name or name in ("io.open", "gzip.open", "codecs.open")):
-            own = isinstance(call.func, ast.Attribute) and not name  # Path(...).open("w")
-            modes = [
-                *call.args[0 if own else 1 :][:1],
-                *([keywords["mode"]] if "mode" in keywords else []),
-            ]
-            writes = any(_MODE.match(str(getattr(each, "value", ""))) for each in modes)
-            return given[0] if writes else None
-        if name in PATH_SECOND:
-            return given[1] if len(given) > 2 else None
-        is_method = last in METHODS and (not name or name.startswith("matplotlib."))
-        if last.startswith("to_") and not call.args:
-            return None  # returns a text
-        return given[0] if name in PATH_FIRST or is_method else None
-
-    def _is_own(self, target: ast.expr) -> bool:
-        """Whether this is memory, or a file with a name of its own, or one that is open: then,
-        opening it is what counts.
-        """
-        calls = {node for node in ast.walk(target) if isinstance(node, ast.Call)}
-        calls |= self.script.origins(target)
-        names = [self.script.dotted(each.func) for each in calls]
-        own = any(name.startswith(MEMORY) or name == "os.getpid" for name in names)
-        return own or any(self._target(each) is not None for each in calls)
-
-    def _whole(self, statement: ast.stmt) -> ast.stmt:
-        """Return the `with open(...)` around a statement that writes to that file."""
-        parent = self.script.parents.get(statement)
-        if isinstance(parent, ast.With):
-            calls = [each.context_expr for each in parent.items]
-            if any(isinstance(each, ast.Call) and self._target(each) is not None for each in calls):
-                return self._whole(parent)
-        return statement
-
-    def _may_move(self, statement: ast.stmt, call: ast.Call) -> bool:
-        """Whether other ranks need nothing that a statement does, and nothing in it is done by all
-        ranks together.
-        """
-        if isinstance(statement, ast.Expr):
-            value = statement.value
-            outer = isinstance(value, ast.Call) and (value is call or self._target(value) is call)
-            if not outer and getattr(getattr(value, "func", None), "value", None) is not call:
-                return False
-        elif not isinstance(statement, ast.With):
+            return any(_MODE.match(str(getattr(each, "value", ""))) for each in given)
+        if name not in WRITES and (name or last not in METHODS):
             return False
-        nodes = list(ast.walk(statement))
-        leaves = (ast.Return, ast.Break, ast.Continue, ast.Raise, ast.Yield, ast.Global)
-        if any(isinstance(node, (*leaves, ast.FunctionDef)) or loss_of(node) for node in nodes):
-            return False
-        stored = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)]
-        if not all(isinstance(node, (ast.Name, ast.Tuple)) for node in stored):
-            return False
-        if not all(self._is_harmless(node) for node in nodes if isinstance(node, ast.Call)):
-            return False
-        bound = {node.id for node in stored if isinstance(node, ast.Name)}
-        scope = self.script.function_of(statement) or self.script.tree
-        read = [node for node in ast.walk(scope) if isinstance(node, ast.Name) and node.id in bound]
-        return set(read) <= set(nodes)
-
-    def _is_harmless(self, call: ast.Call) -> bool:
-        own = isinstance(call.func, ast.Name) and call.func.id in self.script.functions
-        return not own and HARMLESS.match(last_name(call)) is not None
+        made = {each for one in given for each in self.script.origins(one)}
+        return not any(self.script.dotted(each.func).startswith(MEMORY) for each in made)
 
     def _folders(self) -> Iterator[Edit | Remark]:
         """A folder that several ranks make at once must be allowed to exist."""

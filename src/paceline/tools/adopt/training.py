@@ -8,15 +8,7 @@ import ast
 import re
 from dataclasses import dataclass, field
 
-from paceline.tools.adopt.script import (
-    MAX_DEPTH,
-    PROGRESS,
-    Function,
-    LoopNode,
-    Script,
-    last_name,
-    unwrap,
-)
+from paceline.tools.adopt.script import MAX_DEPTH, PROGRESS, LoopNode, Script, last_name, unwrap
 
 LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
 _OPTIMIZER = re.compile(r"(Adam\w*|\w*Adam|SGD|Lion|LBFGS|Ada\w+|RMSprop|LAMB|Muon|\w*Optimizer)$")
@@ -32,16 +24,8 @@ class Training:
     epoch_loops: list[LoopNode] = field(default_factory=list)
     loaders: list[ast.Call] = field(default_factory=list)  # that training loops read
     shared: list[ast.Call] = field(default_factory=list)  # that other loops read, too
-    # other loops over loaders
-    reading: list[ast.For | ast.comprehension] = field(default_factory=list)
     optimizers: list[ast.Call] = field(default_factory=list)
     models: list[ast.expr] = field(default_factory=list)
-
-    @property
-    def functions(self) -> list[Function | None]:
-        """The functions that have the loops: a script is edited there. None is the module."""
-        loops = [*self.step_loops, *self.epoch_loops]
-        return list(dict.fromkeys(self.script.function_of(loop) for loop in loops))
 
 
 def find_training(script: Script) -> Training:
@@ -78,15 +62,6 @@ def range_of(loop: LoopNode) -> ast.Call | None:
     return inner if counts and isinstance(inner, ast.Call) and inner.args else None
 
 
-def batch_names(loop: ast.For) -> set[str]:
-    """Return the variables of a loop that hold a batch, not its number."""
-    target: ast.AST = loop.target
-    calls = [node for node in ast.walk(loop.iter) if isinstance(node, ast.Call)]
-    if isinstance(target, ast.Tuple) and "enumerate" in map(last_name, calls):
-        target = target.elts[-1]
-    return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
-
-
 def _loops_around(script: Script, node: ast.AST, depth: int) -> list[LoopNode]:
     """Return the innermost loops around a node: in its function, else around the calls of that
     function.
@@ -94,7 +69,7 @@ def _loops_around(script: Script, node: ast.AST, depth: int) -> list[LoopNode]:
     loop, function = script.loop_around(node), script.function_of(node)
     if loop is not None or function is None or depth > MAX_DEPTH:
         return [loop] if loop is not None else []
-    uses = script.uses(function)
+    uses = script.callers.get(function, [])
     return [each for call in uses for each in _loops_around(script, call, depth + 1)]
 
 
@@ -109,7 +84,7 @@ def _step_loops(script: Script, node: ast.AST, depth: int) -> list[LoopNode]:
     function = script.function_of(node)
     if reading or function is None or depth > MAX_DEPTH:
         return (reading or loops)[:1]
-    uses = script.uses(function)
+    uses = script.callers.get(function, [])
     outer = [each for call in uses for each in _step_loops(script, call, depth + 1)]
     return [loop for loop in outer if loaders_of(script, loop)] or loops[:1] or outer
 
@@ -130,9 +105,8 @@ def _find_loaders(found: Training) -> None:
     elsewhere: set[ast.Call] = set()
     loops = [each for each in found.script.nodes if isinstance(each, (ast.For, ast.comprehension))]
     for loop in loops:
-        calls = loaders_of(found.script, loop) if loop not in found.step_loops else set()
-        found.reading += [loop] if calls else []
-        elsewhere |= calls
+        if loop not in found.step_loops:
+            elsewhere |= loaders_of(found.script, loop)
     found.loaders = sorted(used - elsewhere, key=lambda call: call.lineno)
     found.shared = sorted(used & elsewhere, key=lambda call: call.lineno)
 

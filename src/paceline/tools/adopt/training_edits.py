@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from itertools import pairwise
 
 from paceline.tools.adopt.script import (
     FUNCTIONS,
     WRAPPERS,
-    Function,
     LoopNode,
     Script,
     assigns,
@@ -36,7 +34,6 @@ STEPS = (
 )
 EPOCHS = "a resumed run continues with the epoch that was interrupted"
 RESUME = "saves these, and loads the newest checkpoint, if there is one"
-CLOSURE = "gives all ranks the loss and the gradients of all ranks"
 SHORT = "weighs the ranks by their samples in a short last batch"
 LOG = "the mean over all ranks, for `paceline show`, `top` and `ui`"
 POSITIONAL = (
@@ -50,8 +47,7 @@ COPIES = ("copy.deepcopy", "torch.optim.swa_utils.AveragedModel")
 
 def free_name(script: Script) -> str:
     """Return a name for the run that the script does not use."""
-    more = (f"run{number}" for number in range(2, 10_000))
-    return next(name for name in (*NAMES, *more) if name not in script.names)
+    return next((name for name in NAMES if name not in script.names), "run_of_paceline")
 
 
 # -- what a person has to do first
@@ -72,13 +68,13 @@ def obstacles(found: Training, run: str) -> Iterator[Remark]:
         yield _must(call.lineno, f"{what}, with {run}.loader(dataset, batch_size=...)")
     for call in found.loaders:
         given, size = _given(call), _given(call).get("batch_size")
-        starred = any(isinstance(each, ast.Starred) for each in call.args)
+        starred = None in given or any(isinstance(each, ast.Starred) for each in call.args)
         if starred or "dataset" not in given or getattr(size, "value", 1) is None:
             text = (
                 f"make this loader with {run}.loader(dataset, batch_size=...), of a dataset that "
             )
             yield _must(call.lineno, text + "returns samples, not batches")
-        elif size is None and not given.keys() & {"batch_sampler", None}:
+        elif size is None and not given.keys() & {"batch_sampler"}:
             text = "the batch size is 1 (torch's default), which ranks cannot share: raise it"
             yield _must(call.lineno, text)
     for model in found.models:
@@ -89,10 +85,17 @@ def obstacles(found: Training, run: str) -> Iterator[Remark]:
     if found.step_loops and not found.models:
         text = f"no optimizer of model.parameters() was found: call {run}.wrap(model) before you "
         yield _must(found.backwards[0].lineno, text + "create it")
-    for call in _closure_steps(script):
-        if not isinstance(script.parents[call], ast.Expr):
+    for call in script.calls_of(*PARALLEL):
+        text = f"remove this, and `.module` of its result: {run}.wrap does it, on all ranks"
+        yield _must(call.lineno, text)
+    for call in script.calls_of("torch.compile"):
+        text = f"compile with {run}.wrap(model, compile=True) instead, before the optimizer"
+        yield _must(call.lineno, text)
+    for call in script.calls:
+        if last_name(call) == "step" and call.args and last_name(call.args[0]) in script.functions:
             text = f"use {run}.update(optimizer, closure=closure), and {run}.backward(loss) in the "
-            yield _must(call.lineno, text + f"closure: it {CLOSURE}")
+            text += "closure, so that all ranks get the loss and the gradients of all ranks"
+            yield _must(call.lineno, text)
 
 
 def _loop_obstacles(found: Training, loop: LoopNode, run: str) -> Iterator[Remark]:
@@ -105,17 +108,12 @@ def _loop_obstacles(found: Training, loop: LoopNode, run: str) -> Iterator[Remar
         yield _must(loop.lineno, f"{text} of {run}.loader(dataset, batch_size=...)")
         return
     inner = unwrap(loop.iter)
-    if unwrap(loop.iter, tuple({*WRAPPERS} - {"list"})) is not inner:
-        text = (
-            f"this reads all batches before the first step: iterate over {run}.steps(loader) itself"
-        )
-        yield _must(loop.lineno, text)
+    reads_all = unwrap(loop.iter, tuple({*WRAPPERS} - {"list"})) is not inner
     bar = _bar(script, inner)
-    if bar is not None and script.loop_around(bar) is not script.loop_around(loop):
-        text = (
-            f"create this in each epoch, around {run}.steps(loader): it reads {run}.steps only once"
-        )
-        yield _must(bar.lineno, text)
+    apart = bar is not None and script.loop_around(bar) is not script.loop_around(loop)
+    if reads_all or apart:
+        text = f"iterate over {run}.steps(loader) itself, anew in each epoch"
+        yield _must(loop.lineno, text)
     for call in found.backwards:
         above = list(script.ancestors(call))
         around = above[: above.index(loop)] if loop in above else []
@@ -125,78 +123,60 @@ def _loop_obstacles(found: Training, loop: LoopNode, run: str) -> Iterator[Remar
             yield _must(loop.lineno, f"{text}{run}.steps(loader)")
 
 
-def _must(line: int, text: str) -> Remark:
-    return Remark(line, text, must=True)
-
-
-def _bar(script: Script, node: ast.expr) -> ast.Call | None:
+def _bar(script: Script, node: ast.expr) -> ast.expr | None:
     """Return the progress bar that a loop reads by its name: `progress = tqdm(loader)`."""
     values = script.values(node.id, node) if isinstance(node, ast.Name) else []
-    bars = [each for each in values if isinstance(each, ast.Call) and unwrap(each) is not each]
-    return bars[0] if bars else None
+    return next((each for each in values if unwrap(each) is not each), None)
+
+
+def _must(line: int, text: str) -> Remark:
+    return Remark(line, text, must=True)
 
 
 # -- the session
 
 
-class Entry:
-    """The statement at the top before which the session starts: the first that needs it."""
+def first_statement(found: Training) -> ast.stmt | None:
+    """Return the statement before which the session starts: the first that runs in the main block,
+    or in the module if it has none, or trains outside of it.
+    """
+    script, guard = found.script, found.script.guard
+    body = script.tree.body
+    nodes = [*found.loaders, *found.models, *found.step_loops, *found.epoch_loops]
+    outside = [each for each in nodes if script.function_of(each) is None]
+    if guard is not None and all(guard in script.ancestors(each) for each in outside):
+        return guard.body[0]
+    last = _last_import(script)
+    rest = body[body.index(last) + 1 :] if last is not None else body
+    kinds = (*FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom)
+    return next((each for each in rest if not isinstance(each, kinds) and not _is_text(each)), None)
 
-    def __init__(self, script: Script, needing: set[ast.AST]) -> None:
-        self.script = script
-        self.is_seeded = any(last_name(call) in SEEDS for call in script.calls)
-        holders = {script.function_of(node) for node in needing} - {None}
-        order = list(self._executed())
-        self.statement: ast.stmt | None = None
-        for statement in order:
-            if needing & set(_walk_flat(statement)) or script.reachable([statement]) & holders:
-                self.statement = statement
-                break
-        called = [each for each in order if isinstance(each, ast.Expr) and not _is_text(each)]
-        if self.statement is None and called:  # `app()` calls a function that is decorated for it
-            self.statement = called[-1]
-        if self.statement is not None and not self.is_seeded:
-            # without a seed, the data may be made up from the first line on
-            block = script.parents[self.statement]
-            beside = [each for each in order if script.parents[each] is block]
-            self.statement = next(each for each in beside if not _is_text(each))
 
-    def _executed(self) -> Iterator[ast.stmt]:
-        """Yield the statements that run at the top, in order, with those of the main block."""
-        guard = self.script.guard
-        for statement in self.script.tree.body:
-            if statement is guard:
-                yield from guard.body
-            elif not isinstance(statement, (*FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom)):
-                yield statement
+def start_session(script: Script, first: ast.stmt, run: str) -> Iterator[Edit]:
+    source, last = script.source, _last_import(script)
+    is_seeded = any(last_name(call) in SEEDS for call in script.calls)
+    if last is not None:
+        yield source.line_after(last, "import paceline", IMPORT)
+    else:
+        yield source.line_before(first, "import paceline", IMPORT)
+    start = f"{run} = paceline.start({'' if is_seeded else 'seed=0'})"
+    yield source.line_before(first, start, START if is_seeded else START + SEED)
 
-    def edits(self, run: str) -> Iterator[Edit]:
-        assert self.statement is not None
-        source, body = self.script.source, self.script.tree.body
-        start = f"{run} = paceline.start({'' if self.is_seeded else 'seed=0'})"
-        imports = [each for each in body if isinstance(each, (ast.Import, ast.ImportFrom))]
-        if imports:
-            last = imports[0]  # of the first block of imports
-            for one, two in pairwise(body):
-                if one is last and isinstance(two, (ast.Import, ast.ImportFrom)):
-                    last = two
-            yield source.line_after(last, "import paceline", IMPORT)
-        else:
-            first = body[1] if _is_text(body[0]) and len(body) > 1 else body[0]
-            yield source.line_before(first, "import paceline", IMPORT)
-        yield source.line_before(self.statement, start, START if self.is_seeded else START + SEED)
+
+def _last_import(script: Script) -> ast.stmt | None:
+    """Return the last statement of the first block of imports."""
+    kinds = (ast.Import, ast.ImportFrom)
+    last: ast.stmt | None = None
+    for statement in script.tree.body:
+        if isinstance(statement, kinds):
+            last = statement
+        elif last is not None:
+            break
+    return last
 
 
 def _is_text(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-
-
-def _walk_flat(node: ast.AST) -> Iterator[ast.AST]:
-    """Walk through a statement, but not into functions and classes that it defines."""
-    yield node
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, (*FUNCTIONS, ast.ClassDef)):
-            yield from _walk_flat(child)
 
 
 # -- models and loaders
@@ -259,33 +239,15 @@ def assigns_before(script: Script, statement: ast.stmt, text: str) -> bool:
 
 def wrap_models(found: Training, run: str) -> Iterator[Edit]:
     script, source = found.script, found.script.source
-    compiled = [call for call in script.calls_of("torch.compile") if call.args]
-    inner: set[ast.Call] = set()
     for model in found.models:
-        place, text, options = _wrap_place(found, model), source.text_of(model), ""
-        for call in (each for each in compiled if each in script.origins(model)):
-            inner.add(call)
-            named = ", ".join(source.text_of(each) for each in call.keywords)
-            options = f", compile=dict({named})" if named else ", compile=True"
+        place, text = _wrap_place(found, model), source.text_of(model)
         # An assignment would make a name of the module local.
         is_global = isinstance(model, ast.Name) and script.scope(model.id, model) is not (
             script.function_of(model)
         )
         target = "" if is_global or text == "self" else f"{text} = "
         assert place is not None
-        yield source.line_before(place, f"{target}{run}.wrap({text}{options})", WRAP)
-    parallel = [call for call in script.calls_of(*PARALLEL) if call.args]
-    for call in (*parallel, *inner):
-        yield from source.unwrap(call, call.args[0], f"{run}.wrap does this, on all ranks")
-    why = f"{run}.wrap does not put the model inside another module"
-    for node in script.nodes if parallel else ():
-        is_inner = isinstance(node, ast.Attribute) and node.attr == "module"
-        if (
-            isinstance(node, ast.Attribute)
-            and is_inner
-            and script.origins(node.value) & {*parallel}
-        ):
-            yield from source.unwrap(node, node.value, why)
+        yield source.line_before(place, f"{target}{run}.wrap({text})", WRAP)
 
 
 def _given(call: ast.Call) -> dict[str | None, ast.expr]:
@@ -297,7 +259,7 @@ def change_loader(found: Training, call: ast.Call, run: str) -> Iterator[Edit]:
     source, given = found.script.source, _given(call)
     yield source.replace(call.func, f"{run}.loader", LOADER)
     for name, value in list(zip(POSITIONAL, call.args, strict=False))[1:]:
-        yield source.insert(source.start(value), f"{name}=", LOADER)
+        yield Edit(source.start(value), source.start(value), f"{name}=", LOADER)
     for keyword in call.keywords:
         if keyword.arg == "generator":
             text = f"seed={source.text_of(keyword.value)}.initial_seed()"
@@ -306,13 +268,8 @@ def change_loader(found: Training, call: ast.Call, run: str) -> Iterator[Edit]:
     defaults += [] if "drop_last" in given else ["drop_last"]
     if "batch_sampler" in given or _is_stream(found.script, given["dataset"]) or not defaults:
         return
-    why = DEFAULTS.format(run=run)
-    stars = [each.value for each in call.keywords if each.arg is None]
-    if stars:
-        first = "".join(f'"{each}": False, ' for each in defaults)
-        yield source.replace(stars[0], f"{{{first}**{source.text_of(stars[0])}}}", why)
-    else:
-        yield source.add_argument(call, ", ".join(f"{each}=False" for each in defaults), why)
+    text = ", ".join(f"{each}=False" for each in defaults)
+    yield source.add_argument(call, text, DEFAULTS.format(run=run))
 
 
 def _is_stream(script: Script, dataset: ast.expr) -> bool:
@@ -331,8 +288,8 @@ def change_loops(found: Training, run: str) -> Iterator[Edit | Remark]:
         assert isinstance(loop, ast.For)
         inner = unwrap(loop.iter)
         inner = unwrap(_bar(script, inner) or inner)
-        yield source.insert(source.start(inner), f"{run}.steps(", STEPS)
-        yield source.insert(source.end(inner), ")", STEPS)
+        yield Edit(source.start(inner), source.start(inner), f"{run}.steps(", STEPS)
+        yield Edit(source.end(inner), source.end(inner), ")", STEPS)
     loops = found.epoch_loops
     counted = _counted(found, run) if len(loops) == 1 and not script.repeats(loops[0]) else []
     once = not loops and len(found.step_loops) == 1 and not script.repeats(found.step_loops[0])
@@ -361,33 +318,18 @@ def _counted(found: Training, run: str) -> list[Edit]:
         return []
     first = getattr(call.args[0], "value", None) if len(call.args) == 2 else 0
     last = call.args[-1]
-    if first == 0 and not isinstance(last, ast.Starred):
-        return [source.replace(call, f"{run}.epochs({source.text_of(last)})", EPOCHS)]
-    count = None
-    if first == 1 and isinstance(last, ast.Constant):
-        count = str(int(str(last.value)) - 1)
-    elif first == 1 and isinstance(last, ast.BinOp) and isinstance(last.op, ast.Add):
-        sides = (last.left, last.right)
-        ones = [each for each in sides if getattr(each, "value", None) == 1]
-        rest = [each for each in sides if each not in ones[:1]]
-        count = source.text_of(rest[0]) if ones else None
-    if count is None:
+    count = source.text_of(last)
+    if first not in (0, 1) or isinstance(last, ast.Starred):
         return []
-    name = source.text_of(loop.target)
-    edits = [source.replace(call, f"{run}.epochs({count})", EPOCHS)]
-    nodes = [node for node in found.script.nodes if isinstance(node, (ast.Name, ast.Attribute))]
-    is_read = any(ast.unparse(node) == name and node is not loop.target for node in nodes)
-    if is_read or isinstance(loop.target, ast.Attribute):
-        why = f"{run}.epochs counts from 0, and this loop from 1"
-        edits.append(source.line_before(loop.body[0], f"{name} += 1", why))
-    return edits
-
-
-def copies(found: Training) -> list[ast.Call]:
-    """Return the copies of trained models, such as averages of their weights."""
-    trained = {call for model in found.models for call in found.script.origins(model)}
-    calls = [call for call in found.script.calls_of(*COPIES) if call.args]
-    return [call for call in calls if found.script.origins(call.args[0]) & trained]
+    if first == 0:
+        return [source.replace(call, f"{run}.epochs({count})", EPOCHS)]
+    if isinstance(last, ast.BinOp) and ast.unparse(last).endswith(" + 1"):
+        count = source.text_of(last.left)
+    else:
+        count = f"{count} - 1"
+    why = f"{run}.epochs counts from 0, and this loop from 1"
+    more = source.line_before(loop.body[0], f"{source.text_of(loop.target)} += 1", why)
+    return [source.replace(call, f"{run}.epochs({count})", EPOCHS), more]
 
 
 def _saved(found: Training, loop: LoopNode) -> list[str] | None:
@@ -410,9 +352,12 @@ def _saved(found: Training, loop: LoopNode) -> list[str] | None:
             script.parents.update(dict.fromkeys(ast.walk(node), loop))
             made[text] = script.origins(node)
     wanted = [script.origins(model) for model in found.models]
-    wanted += [{each} for each in found.optimizers]
-    wanted += [{each} for each in script.calls if _is_scheduler(script.dotted(each.func))]
-    wanted += [{each} for each in (*script.calls_of(*SCALERS), *copies(found))]
+    trained = {call for each in wanted for call in each}
+    copies = [call for call in script.calls_of(*COPIES) if call.args]
+    copies = [call for call in copies if script.origins(call.args[0]) & trained]
+    schedulers = [each for each in script.calls if _is_scheduler(script.dotted(each.func))]
+    kept = [*found.optimizers, *schedulers, *script.calls_of(*SCALERS), *copies]
+    wanted += [{each} for each in kept]
     names = [next((text for text in made if made[text] & each), None) for each in wanted]
     read = [next((text for text in made if made[text] & {each}), None) for each in found.loaders]
     if not all(names):
@@ -428,40 +373,23 @@ def _is_scheduler(name: str) -> bool:
 # -- the loss
 
 
-def _closure_steps(script: Script) -> list[ast.Call]:
-    """Return the calls of `optimizer.step(closure)`."""
-    calls = [call for call in script.calls if last_name(call) == "step" and call.args]
-    return [call for call in calls if last_name(call.args[0]) in script.functions]
-
-
 def _change_backwards(found: Training, run: str) -> Iterator[Edit | Remark]:
     script, source = found.script, found.script.source
-    short = not all(
-        getattr(_given(call).get("drop_last"), "value", None) is True for call in found.loaders
-    )
-    closures: set[Function | None] = set()
-    for call in _closure_steps(script):
-        assert isinstance(call.func, ast.Attribute)
-        closure = last_name(call.args[0])
-        closures.add(script.functions[closure])
-        text = f"{run}.update({source.text_of(call.func.value)}, closure={closure})"
-        yield source.replace(call, text, CLOSURE)
+    drops = [getattr(_given(call).get("drop_last"), "value", None) for call in found.loaders]
+    short = not all(each is True for each in drops)
     for call in found.backwards:
-        loss, closed = loss_of(call), script.function_of(call) in closures
+        loss = loss_of(call)
         assert loss is not None
         plain = not call.args or call.args == [loss]  # no gradient is given
-        if (short or closed) and plain and {each.arg for each in call.keywords} <= {"retain_graph"}:
+        if short and plain and {each.arg for each in call.keywords} <= {"retain_graph"}:
             options = "".join(f", {source.text_of(each)}" for each in call.keywords)
-            why = CLOSURE if closed else SHORT
-            yield source.insert(source.start(call), f"{run}.backward(", why)
-            if call.args:
-                yield Edit(source.start(call), source.start(loss), "", why)
-            yield Edit(source.end(loss), source.end(call), f"{options})", why)
+            yield Edit(source.start(call), source.start(loss), f"{run}.backward(", SHORT)
+            yield Edit(source.end(loss), source.end(call), f"{options})", SHORT)
         elif short:
             text = "this backward needs the same number of samples on all ranks: use drop_last=True"
             yield Remark(call.lineno, text)
         is_scaled = isinstance(loss, ast.Call) and last_name(loss) == "scale" and loss.args
         name = loss.args[0] if isinstance(loss, ast.Call) and is_scaled else loss
         statement = script.statement(call)
-        if isinstance(name, ast.Name) and isinstance(statement, ast.Expr) and not closed:
+        if isinstance(name, ast.Name) and isinstance(statement, ast.Expr):
             yield source.line_after(statement, f"{run}.log({name.id}={name.id})", LOG)

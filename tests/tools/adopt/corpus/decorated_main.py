@@ -1,4 +1,4 @@
-"""A main that a library calls with its configuration, as Hydra does, and a model that several GPUs share."""
+"""A main that a library calls with its configuration, as Hydra does."""
 import functools
 
 import torch
@@ -24,8 +24,6 @@ def main(cfg):
         "test": DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=80),
     }
     model = nn.Linear(8, 1)
-    if torch.cuda.device_count() > 1:
-        model = nn.DataParallel(model)
     optimizer = getattr(torch.optim, cfg["optim"]["name"])(model.parameters(), lr=cfg["optim"]["lr"])
     for epoch in range(cfg["trainer"]["epochs"]):
         for x, y in loaders["train"]:
@@ -36,8 +34,7 @@ def main(cfg):
         with torch.no_grad():
             error = sum(nn.functional.mse_loss(model(x), y) for x, y in loaders["test"])
         print(f"epoch {epoch}: {float(error):.3f}")
-    net = model.module if isinstance(model, nn.DataParallel) else model
-    torch.save(net.state_dict(), "net.pt")
+    torch.save(model.state_dict(), "net.pt")
 
 
 if __name__ == "__main__":
