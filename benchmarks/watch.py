@@ -3,8 +3,8 @@
     python benchmarks/watch.py [--runs 10000] [--active 10] [--repeats 5] [--lines 1000000]
         [--parts list curves browser top]
 
-`list`: `paceline ps --all` and `ps --live`, with and without their index, beside a script that does nothing but find
-and parse every run.json. Targets for 10,000 runs: below 1 s with the index, below 3 s without it.
+`list`: `paceline ps --all` and `ps --live`, beside a script that does nothing but find
+and parse every run.json. Targets for 10,000 runs: below 3 s.
 
 `curves`: the first curve of a metrics file with a million lines, and what following it costs, beside a script that
 parses every line. Targets: below 1 s, and the same cost however long the file is.

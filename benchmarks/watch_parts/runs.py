@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 from paceline.contract.claims import describe_processes
-from paceline.watch.index import SETTLED
 
 SCRIPT = """
 import paceline
@@ -26,10 +25,7 @@ OWN = ("run.json", "verdict", "process")
 
 
 def make_runs(folder: Path, count: int, active: int) -> Path:
-    """Make a scratch folder with `count` runs, the oldest of which are active; return it.
-
-    Waits until they count as unchanging: runs that have just changed are not kept in the index.
-    """
+    """Make a scratch folder with `count` runs, the oldest of which are active; return it."""
     template = _run_once(folder)
     scratch = folder / "scratch"
     record = json.loads((template / "run.json").read_text())
@@ -48,7 +44,6 @@ def make_runs(folder: Path, count: int, active: int) -> Path:
             (job_start / "verdict").write_text("done\n")
         for each in (job_start, path / "claims", path):
             os.utime(each, (created, created))
-    time.sleep(max(0.0, now + SETTLED + 1 - time.time()))
     return scratch
 
 

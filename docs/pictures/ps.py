@@ -18,7 +18,7 @@ from top import make_runs, without_remote_fonts
 from paceline.cli import console
 from paceline.cli.commands import ps
 from paceline.cli.commands import ps as newest_rows
-from paceline.watch.index import read_rows
+from paceline.watch.overview import read_rows
 
 HERE = Path(__file__).parent
 WIDTH = 112

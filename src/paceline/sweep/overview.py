@@ -13,7 +13,7 @@ from paceline.contract.sweep_folder import DONE, FAILED, SweepFolder, TrialFolde
 from paceline.errors import PacelineError
 from paceline.spec.run_path import list_folders
 from paceline.sweep.results import MISSING, PENDING, RUNNING, Sweep, finished, read_sweep
-from paceline.watch.index import changed
+from paceline.watch.overview import changed
 from paceline.watch.records import QueryStates
 from paceline.watch.scheduler import query_states
 

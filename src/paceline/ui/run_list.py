@@ -9,8 +9,7 @@ from pathlib import Path
 
 from paceline.contract.run_folder import RunFolder
 from paceline.sweep.overview import SweepOverview, SweepOverviews, find_sweeps, started_trials
-from paceline.watch.index import changed, read_rows
-from paceline.watch.overview import Overview
+from paceline.watch.overview import Overview, changed, read_rows
 from paceline.watch.records import QueryStates, find_runs
 from paceline.watch.run_status import LOST
 
@@ -50,13 +49,13 @@ class RunList:
 
     def _read(self, folders: list[RunFolder]) -> list[Overview]:
         try:
-            return read_rows(folders, self.scratch, self._query)
+            return read_rows(folders, self._query)
         # a folder that nobody has foreseen must not hide all others
         except Exception:
             found = []
             for folder in folders:
                 with suppress(Exception):
-                    found += read_rows([folder], self.scratch, self._query)
+                    found += read_rows([folder], self._query)
             return found
 
     def _is_stale(self, path: Path, stamp: Stamp) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,8 +19,7 @@ CHUNK = 1 << 20  # bytes
 MAX_LINE = 1 << 20  # a longer one is not ours
 LARGE = 16 << 20  # bytes; a file that is larger at first is sampled
 SAMPLES = 500  # places in a large file
-SAMPLE = 16384  # bytes to read at each of them
-SAMPLE_LINES = 8  # to parse of those, and all that have more or fewer numbers
+SAMPLE = 8192  # bytes to read at each of them
 TAIL = 1 << 18  # bytes at the end of a large file, which are read whole
 
 
@@ -69,20 +70,13 @@ class MetricsReader:
             file.seek(number * end // SAMPLES)
             if number:
                 file.readline(MAX_LINE)  # the rest of a line
-            usual = -1
-            for position, line in enumerate(
-                (file.read(SAMPLE) + file.readline(MAX_LINE)).split(b"\n")
-            ):
-                length = line.count(b'":')  # an evaluation logs other numbers than a step does
-                if position < SAMPLE_LINES or length != usual:
-                    usual = length if position < SAMPLE_LINES else usual
-                    yield from parse_objects([line])
+            yield from parse_objects((file.read(SAMPLE) + file.readline(MAX_LINE)).split(b"\n"))
         file.seek(end)
         file.readline(MAX_LINE)
         self.position = file.tell()
 
 
-LIMIT = 1000  # buckets of a curve; each has at most two points
+LIMIT = 1000  # ranges of steps in a long curve, of which the lowest and the highest point are kept
 MAX_CURVES = 500
 NOT_CURVES = frozenset({"step", "epoch", "time"})
 
@@ -100,76 +94,25 @@ class Curve:
 Point = tuple[int, float, float]  # step, time, value
 
 
-@dataclass
-class _Bucket:
-    """Neighbouring points, of which only the lowest and the highest are drawn: no spike disappears.
-
-    The last point of a curve is drawn as well: it is the newest value.
+def thin(points: Sequence[Point]) -> list[Point]:
+    """Keep the lowest and the highest point of each range of steps, so that no spike disappears,
+    and the last one: it is the newest value.
     """
-
-    first: Point
-    count: int
-    low: Point
-    high: Point
-    last: Point
-
-    def merge(self, other: _Bucket) -> None:
-        self.count += other.count
-        self.low = min(self.low, other.low, key=lambda point: point[2])
-        self.high = max(self.high, other.high, key=lambda point: point[2])
-        self.last = other.last
-
-    def forget(self, step: int) -> None:
-        """Forget the points from a step on, which comes after the first one. What they have hidden
-        is not known.
-        """
-        if max(self.low[0], self.high[0], self.last[0]) >= step:
-            left = [point for point in (self.first, self.low, self.high) if point[0] < step]
-            self.low, self.high = (
-                min(left, key=lambda point: point[2]),
-                max(left, key=lambda point: point[2]),
-            )
-            self.last = max(left)
-            self.count = 1
-
-
-@dataclass
-class _Line:
-    size: int = 1  # points per bucket
-    buckets: list[_Bucket] = field(default_factory=list)
-
-    def add(self, step: int, time: float, value: float) -> None:
-        self.forget(step)
-        point = (step, time, value)
-        new = _Bucket(point, 1, point, point, point)
-        if self.buckets and self.buckets[-1].count < self.size:
-            self.buckets[-1].merge(new)
-            return
-        self.buckets.append(new)
-        if len(self.buckets) >= 2 * LIMIT:
-            for left, right in zip(self.buckets[::2], self.buckets[1::2], strict=False):
-                left.merge(right)
-            self.buckets = self.buckets[::2]
-            self.size *= 2
-
-    def forget(self, step: int) -> None:
-        """Forget the points from a step on: a restart repeats them."""
-        while self.buckets and self.buckets[-1].first[0] >= step:
-            self.buckets.pop()
-        if self.buckets:
-            self.buckets[-1].forget(step)
-
-    def points(self) -> list[Point]:
-        found = [point for bucket in self.buckets for point in sorted({bucket.low, bucket.high})]
-        last = self.buckets[-1].last if self.buckets else None
-        return found if last is None or found[-1] == last else [*found, last]
+    first, last = points[0], points[-1]
+    kept: list[Point] = []
+    for _, group in groupby(
+        points, lambda each: LIMIT * (each[0] - first[0]) // (last[0] - first[0] + 1)
+    ):
+        near = sorted(group, key=itemgetter(2))
+        kept += sorted({near[0], near[-1]})
+    return kept if kept[-1] == last else [*kept, last]
 
 
 class Curves:
     """The curves of all numbers in the lines of a metrics file."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, _Line] = {}
+        self._points: dict[str, list[Point]] = {}
         self._step: int | None = None  # of the last record
 
     def add(self, records: Iterable[Mapping[str, Any]]) -> bool:
@@ -183,8 +126,8 @@ class Curves:
                 continue
             if self._step is not None and step < self._step:
                 went_back = True
-                for line in self._lines.values():
-                    line.forget(step)
+                for points in self._points.values():
+                    _forget(points, step)
             self._step = step
             if ALONE in record:
                 continue
@@ -195,17 +138,26 @@ class Curves:
                     or not isinstance(value, (int, float))
                 ):
                     continue
-                if math.isfinite(value) and (name in self._lines or len(self._lines) < MAX_CURVES):
-                    self._lines.setdefault(name, _Line()).add(step, time, float(value))
+                if math.isfinite(value) and (
+                    name in self._points or len(self._points) < MAX_CURVES
+                ):
+                    self._add(name, (step, time, float(value)))
         return went_back
+
+    def _add(self, name: str, point: Point) -> None:
+        points = self._points.setdefault(name, [])
+        _forget(points, point[0])
+        points.append(point)
+        if len(points) >= 4 * LIMIT:
+            points[:] = thin(points)
 
     @property
     def names(self) -> list[str]:
-        return [name for name, line in self._lines.items() if line.buckets]
+        return [name for name, points in self._points.items() if points]
 
     def curve(self, name: str) -> Curve:
         """Return a curve. Raises KeyError if no line has had this number."""
-        points = self._lines[name].points()
+        points = self._points[name]
         return Curve(
             name,
             [step for step, _, _ in points],
@@ -215,3 +167,9 @@ class Curves:
 
     def all(self) -> list[Curve]:
         return [self.curve(name) for name in self.names]
+
+
+def _forget(points: list[Point], step: int) -> None:
+    """Forget the points from a step on: a restart repeats them."""
+    while points and points[-1][0] >= step:
+        points.pop()

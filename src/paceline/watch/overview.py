@@ -4,8 +4,10 @@ its agent saw.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paceline.contract.run_folder import TRIALS, RunFolder
@@ -16,7 +18,8 @@ from paceline.watch.goodput import last_output, read_goodput
 from paceline.watch.latest import Latest, as_number
 from paceline.watch.node_usage import RankSample, read_first_rank
 from paceline.watch.reasons import expected_start
-from paceline.watch.records import Record
+from paceline.watch.records import QueryStates, Record, read_records
+from paceline.watch.scheduler import query_states
 
 STALLED = 60.0  # seconds without a step after which the row says so
 SILENT = 300.0  # the same where only logged numbers tell, which may be of one step in a hundred
@@ -250,3 +253,16 @@ def _goodput(record: Record, events: Sequence[dict[str, Any]]) -> float | None:
     if shares.seconds["running"] and not shares.seconds["training"]:
         return None  # a script without the runtime has no steps that anybody could count
     return shares.share("training")
+
+
+def read_rows(folders: Iterable[RunFolder], query: QueryStates = query_states) -> list[Overview]:
+    """Return the rows of these runs, in their order."""
+    return [make_overview(record) for record in read_records(folders, query)]
+
+
+def changed(path: Path | str) -> int:
+    """Return when a file or folder last changed, in nanoseconds since 1970; 0 if it is missing."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0

@@ -20,7 +20,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.launch import actions
 from paceline.ui.terminal import app as top
-from paceline.watch import index
+from paceline.watch import overview
 from paceline.watch.overview import Overview
 from paceline.watch.records import Record, find_runs
 from tests.ui.terminal.screen import TIMEOUT, Screen, drive
@@ -263,14 +263,14 @@ def test_a_folder_that_cannot_be_read_hides_no_other(
 ) -> None:
     write_run(scratch, "20260101-120000-0000")
     bad = write_run(scratch, "20260101-120000-0001")
-    real = index.make_overview
+    real = overview.make_overview
 
     def make(record: Record) -> Overview:
         if record.folder == bad:
             raise RuntimeError("nobody has foreseen this")
         return real(record)
 
-    monkeypatch.setattr(index, "make_overview", make)
+    monkeypatch.setattr(overview, "make_overview", make)
 
     async def work(screen: Screen) -> None:
         await screen.until("1 over", "20260101-120000-0000")

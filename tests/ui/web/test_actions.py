@@ -16,7 +16,7 @@ import pytest
 
 from paceline.spec import file_owner
 from paceline.ui.actions import allowed_verbs
-from paceline.watch.index import read_rows
+from paceline.watch.overview import read_rows
 from tests.ui.web.conftest import Served
 from tests.ui.web.folders import make_run
 
@@ -108,7 +108,7 @@ def test_runs_of_others_are_only_shown(
     ],
 )
 def test_what_can_be_done_now(row: dict[str, Any], verbs: list[str], scratch: Path) -> None:
-    (run,) = read_rows([make_run(scratch)], scratch)
+    (run,) = read_rows([make_run(scratch)])
     assert allowed_verbs(replace(run, **row)) == verbs
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from paceline.contract.verdict import FAILED
 from paceline.errors import UsageError
 from paceline.spec.quantities import parse_seconds
 from paceline.spec.shell_text import to_type
-from paceline.watch.log_file import LineSplitter, LogFile, Lookup
+from paceline.watch.log_file import LogFile
 from paceline.watch.records import Record, read_record
 from paceline.watch.run_follower import POLL_INTERVAL, RunMonitor
 from paceline.watch.run_log import Filter, LogLine, RunLog
@@ -73,13 +74,13 @@ def command(
       paceline logs --grep loss --attempt 2 1a2b
       paceline logs --batch 1a2b           the batch script and Slurm
     """
-    chosen = Filter(_parse_rank(rank), grep, _parse_since(since), keeps_states=raw)
+    chosen = Filter(_parse_rank(rank), grep, _parse_since(since))
     if follow and attempt is not None:
         raise UsageError(
             "-f cannot be combined with --attempt: it follows the newest attempt.",
             hint="Use only one of them.",
         )
-    if batch and (chosen != Filter(keeps_states=raw) or attempt is not None or timestamps):
+    if batch and (chosen != Filter() or attempt is not None or timestamps):
         raise UsageError(
             "--batch prints the output of the batch script, which has no ranks, attempts or times.",
             hint="Combine it with -f, --tail or --raw alone.",
@@ -117,29 +118,27 @@ def command(
 
 def _print_batch(record: Record, *, tail: int | None, follow: bool, raw: bool) -> None:
     """Print the output of the batch script, which belongs to no attempt."""
-    folder, file = record.folder, LogFile(record.folder.slurm_log)
+    folder = record.folder
+    file = LogFile(folder.slurm_log, keeps_states=raw)
     if not file.path.exists() and not (follow and record.job is not None):
         wait = f"Wait for it with `{to_type(f'logs -f --batch {folder.key}')}`."
         hint = "Only runs of Slurm have one." if record.job is None else wait
         raise UsageError(
             f"There is no batch script log in {folder.path}; {_status(record)}.", hint=hint
         )
-    printer, lookup = LogPrinter(folder, sys.stdout, raw=raw), Lookup(keeps_states=raw)
-    splitter = LineSplitter(0, lookup)
+    printer = LogPrinter(folder, sys.stdout, raw=raw)
     if tail is not None:
-        size = file.size()
-        pieces = list(itertools.islice(file.lines_backwards(size, lookup), tail))
-        printer.print(_batch_line(content) for _, content in reversed(pieces))
-        splitter = LineSplitter(size, lookup)
+        pieces = itertools.chain(file.lines(file.size()), () if follow else file.finish())
+        printer.print(_batch_line(content) for _, content in deque(pieces, maxlen=tail))
     monitor = RunMonitor(folder) if follow else None
     with runs.goes_on(folder):
         while True:
             over = monitor is None or monitor.is_over()
-            printer.print(_batch_line(content) for _, content in file.lines(splitter, file.size()))
+            printer.print(_batch_line(content) for _, content in file.lines(file.size()))
             if over:
                 break
             time.sleep(POLL_INTERVAL)
-    printer.print(_batch_line(content) for _, content in splitter.finish())
+    printer.print(_batch_line(content) for _, content in file.finish())
 
 
 def _batch_line(content: bytes) -> LogLine:

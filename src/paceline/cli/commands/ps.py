@@ -14,6 +14,7 @@ import typer
 from paceline.cli import cluster_views, console, runs, typer_options
 from paceline.cli.console import print_json
 from paceline.cli.tables import Column, fit, print_columns
+from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import SweepFolder
 from paceline.errors import UsageError
 from paceline.spec.quantities import brief_seconds, show_seconds
@@ -23,9 +24,8 @@ from paceline.sweep.overview import SweepOverview, read_sweep_overview, started_
 from paceline.sweep.results import PENDING, STATES, find_sweep, read_sweep
 from paceline.sweep.rows import to_label
 from paceline.watch import origin
-from paceline.watch.index import read_rows
 from paceline.watch.latest import short_number
-from paceline.watch.overview import Overview
+from paceline.watch.overview import Overview, read_rows
 from paceline.watch.run_status import OVER, STATUSES
 
 forwarded = cluster_views.forwarded  # with --on
@@ -122,7 +122,7 @@ def _read_trials(name: str, scratch: Path) -> tuple[list[Row], Points]:
         str(trial.folder.path): {key: trial.point.get(key) for key in found.keys}
         for trial in found.trials
     }
-    return list(read_rows(started_trials(found.folder), found.folder.path)), points
+    return list(read_rows(started_trials(found.folder))), points
 
 
 def _check_states(wanted: Iterable[str], rows: Iterable[Row]) -> None:
@@ -166,7 +166,7 @@ def read_newest(scratch: Path, limit: int | None) -> tuple[list[Row], int]:
     ages = folders | {path: _began(sweep) for path, sweep in sweeps.items()}
     newest = sorted(ages, key=ages.__getitem__, reverse=True)
     listed = newest if limit is None else newest[:limit]
-    read = read_rows([path for path in listed if path in folders], scratch)
+    read = read_rows(RunFolder(Path(path)) for path in listed if path in folders)
     rows: dict[str, Row] = {row.path: row for row in read}
     rows |= {path: read_sweep_overview(sweeps[path]) for path in listed if path in sweeps}
     return [rows[path] for path in listed], len(newest) - len(listed)

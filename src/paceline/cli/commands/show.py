@@ -27,10 +27,9 @@ from paceline.watch.curves import Curves, MetricsReader
 from paceline.watch.details import RunDetails, flatten, read_config, read_details
 from paceline.watch.events import describe_start_phases
 from paceline.watch.failure import describe_start
-from paceline.watch.index import read_rows
 from paceline.watch.latest import describe_throughput, read_last_values
 from paceline.watch.openmetrics import write_openmetrics
-from paceline.watch.overview import Overview
+from paceline.watch.overview import Overview, read_rows
 from paceline.watch.records import Record, find_runs, read_record, read_records, typed_there
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def _write_openmetrics(folder: RunFolder | None, output: Path | None) -> int:
     folders = [folder] if folder is not None else []
     if folder is None:
         scratch = runs.scratch_here()
-        rows = read_rows(find_runs(scratch), scratch)
+        rows = read_rows(find_runs(scratch))
         folders = [RunFolder(Path(row.path)) for row in rows if not row.is_over]
     text = write_openmetrics(
         (read_details(record), read_last_values(record.folder.metrics))
