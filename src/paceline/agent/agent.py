@@ -23,8 +23,7 @@ from paceline.agent.notify.stall_notifier import StallNotifier
 from paceline.agent.rank_failures import FENCED_OFF, Failure
 from paceline.agent.rendezvous import network
 from paceline.agent.rendezvous.connected_agents import Rendezvous, join
-from paceline.agent.rendezvous.errors import AgentsLost, AgentsMissing
-from paceline.agent.rendezvous.job_start import await_verdict
+from paceline.agent.rendezvous.membership import AgentsLost, AgentsMissing, await_verdict
 from paceline.agent.stop.received_signals import Requests
 from paceline.agent.verdict_writer import VerdictWriter, last_step, newest_checkpoint
 from paceline.agent.workers import fork_safety
@@ -137,7 +136,12 @@ class Agent:
             self.events.write, "unreachable", job_start=job_start, host=placement.host
         )
         self.rendezvous = join(
-            placement, self.environ, facts, interrupted=self._interrupted, report=report
+            placement,
+            self.environ,
+            facts,
+            timeout=self.launch_spec.join_timeout,
+            interrupted=self._interrupted,
+            report=report,
         )
         self.attempt_number = self.rendezvous.roster[0]["attempt"]
         self.heartbeats = Heartbeats(placement.local_world_size)

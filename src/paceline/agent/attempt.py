@@ -12,8 +12,9 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
-from paceline.agent import rank_failures, retry_policy
+from paceline.agent import rank_failures
 from paceline.agent.attempt_verdict import decide_verdict
 from paceline.agent.health import hang_detection, independence, lingering_ranks
 from paceline.agent.health.cgroup import out_of_memory_kills
@@ -24,6 +25,7 @@ from paceline.agent.health.lingering_ranks import IdleRank, LingeringRanks, has_
 from paceline.agent.rank_failures import Failure, RankExit
 from paceline.agent.rank_termination import Termination
 from paceline.agent.rendezvous.connected_agents import Rendezvous
+from paceline.agent.retry_policy import KILLED, LOST
 from paceline.agent.stop.rank_signals import FILE, INTERRUPT, TERM, StopRequest
 from paceline.agent.stop.received_signals import Requests
 from paceline.agent.workers import fork_safety
@@ -40,6 +42,8 @@ TICK = 0.25  # seconds between checks of what cannot wake the loop
 TERM_TIMEOUT = 1.0
 CLAIM_INTERVAL = 15.0  # seconds between two looks at who has the run folder
 OUT_OF_MEMORY = "the kernel's out-of-memory killer killed it: the job used up its memory"
+AGENT_KILLED = "its agent was killed: by the kernel, by a user, or because its node went down"
+AGENT_GONE = "its agent is gone: the node went down or lost its network connection"
 MEMBERS_TIMEOUT = 30.0  # seconds for other agents to end their ranks, beyond `kill_after`
 
 
@@ -149,8 +153,11 @@ class Attempt:
     def _wait(self) -> None:
         sources = (self.requests.fileno(), self.workers.fileno(), self.rendezvous.fileno())
         busy = self.termination.started or self.unexplained
-        descriptors = [descriptor for descriptor in sources if descriptor is not None]
-        select.select(descriptors, [], [], 0.05 if busy else TICK)
+        poller = select.poll()  # unlike `select`, it takes descriptors above 1023
+        for descriptor in sources:
+            if descriptor is not None:
+                poller.register(descriptor, select.POLLIN)
+        poller.poll(1000 * (0.05 if busy else TICK))
         self.requests.drain()
 
     def _note_framework(self) -> None:
@@ -181,9 +188,7 @@ class Attempt:
             self.termination.kill_now()
         way = self._requested_way()
         if way is not None and self.stop.is_news(way):
-            cause = self.stop.cause(way, self.launch.environ)
-            self.rendezvous.send({"kind": "stop", "way": way, "cause": cause})
-            self._stop(cause, way)
+            self._stop(self.stop.cause(way, self.launch.environ), way)
         if self.stop.requested and not self.termination.started:
             running = set(self.rank_of) - self.ended
             self._explain_stop(running)
@@ -199,7 +204,9 @@ class Attempt:
             return INTERRUPT
         return FILE if self.placement.is_head and self.job_start.stop.exists() else None
 
-    def _stop(self, cause: str, way: int) -> None:
+    def _stop(self, cause: str, way: int, *, received: bool = False) -> None:
+        """Stop the ranks here, and tell the head agent, which tells all others."""
+        self._tell({"kind": "stop", "way": way, "cause": cause}, received=received)
         self.stop.start(way)
         self.stop_cause = cause
         self._explain_stop(set(self.rank_of) - self.ended)
@@ -333,10 +340,19 @@ class Attempt:
             rank_exit.code > 0 and not reported
         )
 
-    def _fail(self, failure: Failure) -> None:
-        """Tell all agents about a failure, and end the ranks here."""
+    def _tell(self, message: dict[str, Any], *, received: bool) -> None:
+        """Tell the head agent, which tells all others: each line once to each agent."""
+        if self.placement.is_head or not received:
+            self.rendezvous.send(message)
+
+    def _fail(self, failure: Failure, *, received: bool = False) -> None:
+        """Tell the head agent about the first failure here, and end the ranks. The head agent tells
+        all others about the first failure of all.
+        """
         self.failures.append(failure)
-        self.rendezvous.send({"kind": "failed", "failure": asdict(failure), "sent": time.time()})
+        if len(self.failures) == 1:
+            message = {"kind": "failed", "failure": asdict(failure), "sent": time.time()}
+            self._tell(message, received=received)
         self.termination.start()
 
     def _check_claim(self) -> None:
@@ -406,12 +422,11 @@ class Attempt:
         for message in self.rendezvous.poll():
             kind = message.get("kind")
             if kind == "failed":
-                self.failures.append(
-                    rank_failures.received_failure(message["failure"], sent=message["sent"])
-                )
-                self.termination.start()
+                failure = message["failure"]
+                failure = rank_failures.received_failure(failure, sent=message["sent"])
+                self._fail(failure, received=True)
             elif kind == "stop" and self.stop.is_news(message["way"]):
-                self._stop(message["cause"], message["way"])
+                self._stop(message["cause"], message["way"], received=True)
             elif kind == "exits":
                 exits = [
                     RankExit.from_json(fields, sent=message["sent"]) for fields in message["exits"]
@@ -447,15 +462,11 @@ class Attempt:
         self.events.write("lost", attempt=self.folder.number, host=host, closed=closed)
         lost = time.time()
         self.termination.start()  # before asking the node, which may take a moment
-        if self.placement.is_head and self.rendezvous.was_killed(index, closed=closed):
-            self.agent_killed = True
-            message = (
-                "its agent was killed: by the kernel, by a user, or because its node went down"
-            )
-            self._fail(Failure(retry_policy.KILLED, host, message=message, time=lost))
-        else:
-            message = "its agent is gone: the node went down or lost its network connection"
-            self._fail(Failure(retry_policy.LOST, host, message=message, time=lost))
+        if self.placement.is_head:
+            killed = self.rendezvous.was_killed(index, closed=closed)
+            self.agent_killed |= killed
+            cause, message = (KILLED, AGENT_KILLED) if killed else (LOST, AGENT_GONE)
+            self._fail(Failure(cause, host, message=message, time=lost))
         if index == 0 and not self.placement.is_head:
             self.outcome = Outcome(FAILED)
 

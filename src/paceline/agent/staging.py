@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.agent.launcher_placement import Placement
 from paceline.agent.rendezvous.connected_agents import Rendezvous
-from paceline.agent.rendezvous.errors import Interrupted
+from paceline.agent.rendezvous.membership import Interrupted
 from paceline.contract import env
 from paceline.contract.claims import claim_number
 from paceline.contract.files import find_own_folder, own_folder_name

@@ -41,6 +41,9 @@ class LaunchSpec:
     work: dict[str, Any] = field(default_factory=dict)
     params: dict[str, Any] = field(default_factory=dict)  # run.params
     runtime: dict[str, Any] = field(default_factory=dict)  # settings that paceline.session reads
+    # seconds after which an agent that has not joined the others is missing; 0 means that it grows
+    # with their number
+    join_timeout: float = 0.0
     max_restarts: int = 0  # restarts within one job start
     # seconds without a heartbeat until ranks count as hung; 0 means never
     hang_timeout: float = 0.0

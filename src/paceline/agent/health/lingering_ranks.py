@@ -83,7 +83,8 @@ class LingeringRanks:
 
     def update(self, message: Mapping[str, Any]) -> None:
         """Take in a message of another agent."""
-        self._is_watching = True
+        if not self._is_watching:
+            self._watch(tell=self._placement.is_head)
         if message["kind"] == REPORT:
             self._reported[int(message["from"])] = [
                 IdleRank(*fields) for fields in message["ranks"]
@@ -104,8 +105,7 @@ class LingeringRanks:
         if not self._is_watching:
             if len(pids) == len(self._rank_of):
                 return []
-            self._is_watching = True
-            self._rendezvous.send({"kind": RANK_EXITED})
+            self._watch(tell=True)
         own = self._idle_ranks(pids, now)
         if not self._placement.is_head:
             self._rendezvous.send({"kind": REPORT, "ranks": [astuple(idle) for idle in own]}, to=0)
@@ -121,6 +121,12 @@ class LingeringRanks:
             return []
         self._has_warned = True
         return idle
+
+    def _watch(self, *, tell: bool) -> None:
+        """Look at the ranks from now on. Members tell the head agent, which tells all others."""
+        self._is_watching = True
+        if tell:
+            self._rendezvous.send({"kind": RANK_EXITED})
 
     def is_overdue(self, idle: list[IdleRank]) -> bool:
         """Whether these ranks have made no progress for so long that they are to be ended."""

@@ -2,68 +2,40 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import select
 import socket
 import sys
 import time
-import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from paceline.agent.launcher_placement import Placement
 from paceline.agent.rendezvous import network
-from paceline.agent.rendezvous.errors import Interrupted, JoinRejected
-from paceline.agent.rendezvous.handshake import greet_head
-from paceline.agent.rendezvous.job_start import await_verdict, job_start_folder
-from paceline.agent.rendezvous.transport import encode, read_message
+from paceline.agent.rendezvous.handshake import STRANGER, greet_head
+from paceline.agent.rendezvous.membership import (
+    HANDSHAKE_TIMEOUT,
+    INTERRUPTED,
+    Facts,
+    Interrupted,
+    JoinRejected,
+    Membership,
+    await_verdict,
+    decode_roster,
+    job_start_folder,
+    split_address,
+)
+from paceline.agent.rendezvous.transport import MAX_LINE, encode
 from paceline.contract import env
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import LaunchError
 
-Facts = dict[str, Any]
-
 # seconds; name services hiccup, but a node that needs longer cannot see the head node
 RESOLVE_TIMEOUT = 10.0
-HANDSHAKE_TIMEOUT = 5.0  # seconds for one connection
 REPORT_AFTER = 5.0  # seconds; until then the head agent may still be starting
-INTERRUPTED = "Interrupted while waiting for the other agents."
-
-
-@dataclass(frozen=True)
-class Membership:
-    """The result of joining: sockets (the head agent's to all, a member's to the head agent) and
-    who is here.
-    """
-
-    sockets: dict[int, socket.socket]
-    roster: list[Facts]
-    head_address: str  # as the members reach it
-    peer_address: str  # on another node
-
-
-def split_address(text: str) -> tuple[str, int]:
-    host, _, port = text.strip().rpartition(":")
-    if not host or not port.isdigit():
-        raise LaunchError(
-            f'Invalid address of the head agent "{text}": use "host:port".',
-            hint=f"Paceline sets it in {env.RENDEZVOUS}: check whether your shell or a `setup` "
-            "line does, too.",
-        )
-    return host.strip("[]"), int(port)
-
-
-def encode_roster(roster: list[Facts]) -> str:
-    """Compress the facts of all nodes. Thousands of similar nodes make a small message."""
-    return base64.b64encode(zlib.compress(json.dumps(roster).encode(), 6)).decode()
-
-
-def decode_roster(text: str) -> list[Facts]:
-    roster: list[Facts] = json.loads(zlib.decompress(base64.b64decode(text)))
-    return roster
+# Seconds without an answer of the head node's kernel until the head agent counts as lost.
+KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
 
 class RendezvousClient:
@@ -136,7 +108,7 @@ class RendezvousClient:
         host, port = split_address(head)
         sock = self._reach(self._resolve(host, min(RESOLVE_TIMEOUT, timeout / 2)), port)
         try:
-            message = self._handshake(sock, facts, timeout)
+            message = self._handshake(sock, facts)
         except BaseException:
             sock.close()
             raise
@@ -163,28 +135,26 @@ class RendezvousClient:
         self.unresolved_since = None
         return addresses
 
-    def _handshake(self, sock: socket.socket, facts: Facts, timeout: float) -> dict[str, Any]:
+    def _handshake(self, sock: socket.socket, facts: Facts) -> dict[str, Any]:
         index, count = self.placement.index, self.placement.count
         greet_head(
             sock, token=self.token, index=index, deadline=time.monotonic() + HANDSHAKE_TIMEOUT
         )
         sock.settimeout(HANDSHAKE_TIMEOUT)
         sock.sendall(encode({"count": count, "facts": facts}))
-        message = self._await_roster(sock, time.monotonic() + timeout + HANDSHAKE_TIMEOUT)
-        if message.get("kind") == "rejected":
-            raise JoinRejected(str(message["reason"]))
-        return message
-
-    def _await_roster(self, sock: socket.socket, deadline: float) -> dict[str, Any]:
-        """Wait for the roster. From here on the head agent counts the time: it knows who is
-        missing.
-        """
+        # From here on the head agent counts the time: it knows who is missing. This connection
+        # ends with it, or with its node.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         while not select.select([sock], [], [], 0.5)[0]:
             if self.interrupted():
                 raise Interrupted(INTERRUPTED)
-            if time.monotonic() > deadline:
-                raise TimeoutError("the head agent did not send the list of agents")
-        return read_message(sock, deadline)
+        message = read_message(sock, time.monotonic() + HANDSHAKE_TIMEOUT)
+        if message.get("kind") == "rejected":
+            raise JoinRejected(str(message["reason"]))
+        return message
 
     def _report_reach(self, address: str, problem: str) -> None:
         with suppress(LaunchError):
@@ -213,3 +183,23 @@ class RendezvousClient:
                 )
                 return
         await_verdict(self.job_start, self.interrupted)
+
+
+def read_message(sock: socket.socket, deadline: float) -> dict[str, Any]:
+    """Read one message, and not a byte more: what follows is the transport's."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("no answer in time")
+        sock.settimeout(left)
+        seen = sock.recv(1 << 16, socket.MSG_PEEK)
+        if not seen:
+            raise ConnectionError("the connection was closed")
+        line += sock.recv(seen.find(b"\n") + 1 or len(seen))
+        if len(line) > MAX_LINE:
+            raise ConnectionError(STRANGER)
+    message = json.loads(line)
+    if not isinstance(message, dict):
+        raise ConnectionError(STRANGER)
+    return message

@@ -4,29 +4,38 @@ was lost.
 
 from __future__ import annotations
 
-import os
+import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.agent.launcher_placement import Placement
-from paceline.agent.rendezvous.errors import AgentsLost, AgentsMissing, Interrupted
-from paceline.agent.rendezvous.master_address import Master, ReservedPort
-from paceline.agent.rendezvous.network import loopback
+from paceline.agent.rendezvous.membership import AgentsLost, AgentsMissing, Facts, Interrupted
+from paceline.agent.rendezvous.network import bind_port, loopback
 from paceline.contract import env
 from paceline.errors import LaunchError
 
 if TYPE_CHECKING:  # a single agent does not need it and should start fast
     from paceline.agent.rendezvous.transport import Transport
 
-Facts = dict[str, Any]
 Message = dict[str, Any]
 
 SILENCE_TIMEOUT = 12.0  # seconds without a message before another agent counts as lost
-JOIN_TIMEOUT = 120.0  # seconds within which all agents must join
+# Seconds within which the next agent must join, whatever their number, and per agent: a scheduler
+# starts many nodes one after the other, and their file system is busy.
+JOIN_TIMEOUT, JOIN_TIMEOUT_PER_AGENT = 120.0, 0.5
 # Seconds that a node may take to import torch from a slow file system. A lost node is noticed
 # sooner.
 PREPARE_TIMEOUT = 900.0
+
+
+@dataclass(frozen=True)
+class Master:
+    """Where the ranks of an attempt connect: MASTER_ADDR and MASTER_PORT."""
+
+    address: str
+    port: int
 
 
 class Rendezvous:
@@ -52,7 +61,7 @@ class Rendezvous:
         self._interrupted = interrupted
         self._arrived: list[Message] = []  # for `poll`
         self._preparing: list[Message] = []  # for `prepare`; another agent may get there first
-        self._port = ReservedPort()
+        self._reserved: socket.socket | None = None
 
     def describe(self, index: int) -> str:
         """Return the name of an agent for messages to people."""
@@ -64,21 +73,33 @@ class Rendezvous:
         Collective.
         """
         if self._transport is None:
-            return Master(self.head_address, self._port.reserve())
+            return Master(self.head_address, self._reserve_port())
         if not self.placement.is_head:
             self._transport.send({"kind": "ready", "attempt": attempt}, to=0)
             message = self._await("prepared", attempt, {0}, timeout)[0]
             return Master(message["address"], message["port"])
         self._await("ready", attempt, set(range(1, self.placement.count)), timeout)
-        master = Master(self.head_address, self._port.reserve())
+        master = Master(self.head_address, self._reserve_port())
         self._transport.send(
             {"kind": "prepared", "attempt": attempt, "address": master.address, "port": master.port}
         )
         return master
 
+    def _reserve_port(self) -> int:
+        """Reserve a free port until the next attempt.
+
+        It is bound but never listened on: no other process gets it, while a rank that binds it with
+        SO_REUSEADDR, as torch's store does, can listen on it.
+        """
+        if self._reserved is not None:
+            self._reserved.close()
+        self._reserved = bind_port(0)
+        port: int = self._reserved.getsockname()[1]
+        return port
+
     def send(self, message: Message, *, to: int | None = None) -> None:
-        """Send to all other agents, or to one (0 is the head agent). It arrives with the key
-        "from".
+        """Send to all agents that this one is connected to, or to one: members are connected to
+        the head agent alone. It arrives with the key "from".
         """
         if self._transport is not None:
             self._transport.send(message, to=to)
@@ -114,7 +135,8 @@ class Rendezvous:
         return None if self._transport is None else self._transport.fileno()
 
     def close(self) -> None:
-        self._port.close()
+        if self._reserved is not None:
+            self._reserved.close()
         if self._transport is not None:
             self._transport.close()
             self._transport = None
@@ -181,13 +203,13 @@ def join(
     environ: Mapping[str, str],
     facts: Facts,
     *,
-    timeout: float = JOIN_TIMEOUT,
+    timeout: float = 0.0,
     silence_timeout: float = SILENCE_TIMEOUT,
     interrupted: Callable[[], bool] = lambda: False,
     report: Callable[..., None] = lambda **_: None,
 ) -> Rendezvous:
     """Join the other agents, in whatever order they start. On the head agent, `AgentsMissing` names
-    who never came.
+    who never came within the time-out (0: one that grows with the number of agents).
 
     While this waits, here and in `prepare`, it keeps calling `interrupted`: true raises
     `Interrupted`. A member that cannot reach the head agent calls `report` with what it knows about
@@ -205,22 +227,17 @@ def join(
             f"{placement.count} agents need a shared secret, but {env.TOKEN} is not set.",
             hint="Give all agents of the run the same value.",
         )
-    inbox_pipe = os.pipe()  # opened before the sockets: `select` takes no descriptor above 1023
-    try:
-        if placement.is_head:
-            server = RendezvousServer(placement, environ, token=token, interrupted=interrupted)
-            joined = server.accept_all(facts, timeout)
-        else:
-            client = RendezvousClient(
-                placement, environ, token=token, interrupted=interrupted, report=report
-            )
-            joined = client.join(facts, timeout)
-    except BaseException:
-        os.close(inbox_pipe[0])
-        os.close(inbox_pipe[1])
-        raise
+    timeout = timeout or JOIN_TIMEOUT + JOIN_TIMEOUT_PER_AGENT * placement.count
+    if placement.is_head:
+        server = RendezvousServer(placement, environ, token=token, interrupted=interrupted)
+        joined = server.accept_all(facts, timeout)
+    else:
+        client = RendezvousClient(
+            placement, environ, token=token, interrupted=interrupted, report=report
+        )
+        joined = client.join(facts, timeout)
     transport = Transport(
-        placement.index, joined.sockets, silence_timeout=silence_timeout, inbox_pipe=inbox_pipe
+        joined.sockets, is_head=placement.is_head, silence_timeout=silence_timeout
     )
     return Rendezvous(
         placement,
