@@ -163,7 +163,7 @@ def look(frame, event, argument):
     is_function = code.co_flags & 1 and not code.co_name.startswith("<")
     if event == "call" and is_function and code.co_filename.startswith(root):
         seen.add((code.co_filename, code.co_name, code.co_firstlineno))
-        if code.co_name in ("after_start", "run_sbatch"):
+        if code.co_name in ("wait", "run_sbatch"):
             sys.setprofile(None)
 sys.argv = ["paceline", *sys.argv[1:]]
 sys.setprofile(look)

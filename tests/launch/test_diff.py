@@ -19,14 +19,12 @@ def test_every_kind_of_difference(tmp_path: Path) -> None:
         (folder / "sub").mkdir(parents=True)
         (folder / "same.py").write_text("same\n")
         (folder / "sub/train.py").write_text("a = 1\nb = 2\nc = 3\n")
-        (folder / "run.sh").write_text("exit\n")
         (folder / "weights.bin").write_bytes(b"\0\1")
         (folder / "latin.txt").write_bytes(b"\xe9")
         (folder / "big.txt").write_text("x\n" * 2**20)
         (folder / "ends.txt").write_text("a\nb\n")
         (folder / "link").symlink_to("same.py")
     (now / "sub/train.py").write_text("a = 1\nb = 20\nc = 3\nd = 4\n")
-    (now / "run.sh").chmod(0o755)
     (now / "weights.bin").write_bytes(b"\0\1\2")
     (now / "latin.txt").write_bytes(b"\xe8")
     (now / "big.txt").write_text("y\n" * 2**20)
@@ -51,7 +49,6 @@ def test_every_kind_of_difference(tmp_path: Path) -> None:
         "link": ("changed", ""),
         "new.py": ("added", ""),
         "old.py": ("removed", ""),
-        "run.sh": ("changed", "file -> program"),
         "sub/train.py": ("changed", ""),
         "weights.bin": ("changed", "binary: 2 -> 3 bytes"),
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import EnvironmentProblem, UsageError
-from paceline.launch import links
+from paceline.launch import links as links_module
 from paceline.launch.links import check_args, find_links
 
 
@@ -46,7 +46,7 @@ def test_links_to_what_the_snapshot_leaves_out(tmp_path: Path) -> None:
     make(tmp_path / "home", "datasets/y", ".bashrc", ".git/HEAD", "scratch/p/default/3/run.json")
     runs = [project / "runs", project / "big/store", tmp_path / "home/scratch"]
     found = find_links(project, CODE, run_folders=runs)
-    assert sorted(found.names) == [
+    assert sorted(found) == [
         "../.git",
         "../datasets",
         ".env",
@@ -57,7 +57,6 @@ def test_links_to_what_the_snapshot_leaves_out(tmp_path: Path) -> None:
         "data/train.bin",
         "docs",
     ]
-    assert (found.in_place, found.notes) == ([], [])
 
 
 def test_no_link_leads_to_the_runs(tmp_path: Path) -> None:
@@ -68,44 +67,26 @@ def test_no_link_leads_to_the_runs(tmp_path: Path) -> None:
     found = find_links(
         project, CODE, run_folders=[project / "checkpoints/paceline", project / "output"]
     )
-    assert sorted(found.names) == ["checkpoints/old.pt", "disk", "docs"]
+    assert sorted(found) == ["checkpoints/old.pt", "disk", "docs"]
 
 
-def test_a_folder_with_very_many_files_is_linked_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(links, "MAX_LINKS", 3)
-    project = make(
-        tmp_path / "home/project",
-        *CODE,
-        *(f"data/{number}.jpg" for number in range(4)),
-        "data/deep/x",
-        "other/x",
-    )
-    found = find_links(project, CODE, run_folders=[])
-    assert sorted(found.names) == ["checkpoints", "data", "docs", "other"]
-    assert found.in_place == ["data"]
-    assert "data has more than 3 files" in found.notes[0]
-    make(project, *(f"slurm-{number}.out" for number in range(4)))
-    found = find_links(project, CODE, run_folders=[])
-    assert "other" in found.names
-    assert not any(name.startswith("slurm") for name in found.names)
-    assert "the job has its folders, but not these files" in found.notes[0]
-    make(tmp_path, "home/other/x")
-    monkeypatch.setattr(links, "MAX_SIBLINGS", 0)
-    found = find_links(project, CODE, run_folders=[project / "data/deep"])
-    assert "data" not in found.names, "it holds the runs"
-    assert not any(name.startswith("..") for name in found.names)
-    assert "under ../x" in found.notes[-1]
-    monkeypatch.setattr(links, "MAX_TOTAL", 2)
-    with pytest.raises(EnvironmentProblem, match="More than 2 files"):
+def test_too_many_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = make(tmp_path / "home/project", *CODE, "data/1.jpg", "data/2.jpg", "other/x")
+    make(tmp_path, "home/beside/x", "home/data/x")
+    links = ["../beside", "../data", "checkpoints", "data/1.jpg", "data/2.jpg", "docs", "other"]
+    assert sorted(find_links(project, CODE, run_folders=[])) == links
+    monkeypatch.setattr(links_module, "MAX_SIBLINGS", 1)
+    assert sorted(find_links(project, CODE, run_folders=[])) == links[2:]
+    monkeypatch.setattr(links_module, "MAX_LINKS", 4)
+    with pytest.raises(EnvironmentProblem, match="More than 4 files") as caught:
         find_links(project, CODE, run_folders=[])
+    assert "--workdir project" in caught.value.hint
 
 
 def test_arguments_that_the_job_could_not_find(tmp_path: Path) -> None:
     project = make(tmp_path / "home/project", *CODE, "data/train.bin", "runs/p/1/x.pt")
     make(tmp_path, "far/x", "home/datasets/y")
-    known = find_links(project, CODE, run_folders=[project / "runs"]).names
+    known = find_links(project, CODE, run_folders=[project / "runs"])
 
     def check(*args: str, cwd: Path = project) -> None:
         check_args(args, cwd=cwd, project=project, code=CODE, links=known)

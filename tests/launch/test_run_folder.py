@@ -16,7 +16,7 @@ from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.launch import run_folder as folders
 from paceline.launch.machine import usable_gpus
 from paceline.launch.run_half_zip import stored_run_half, write_run_half
-from paceline.launch.submission import list_project, path_in_run
+from paceline.launch.submission import path_in_run, take_snapshot
 from paceline.spec.job import Job, Program
 from paceline.spec.load import load_job
 from paceline.spec.run_path import RunPath, list_runs_and_sweeps, new_run_id, run_path_of
@@ -300,7 +300,8 @@ def test_snapshots_exclude_runs_wherever_they_are(scratch: str, tmp_path: Path) 
         run_path = replace(run_path, run_id=new_run_id())
         with folders.open_run_folder(run_path, is_new=True):
             (run_path.folder.path / "log").touch()
-            snapshot = list_project(job, run_path).store(run_path.store)
+            snapshot = take_snapshot(job, run_path, [], required=True)
+        assert snapshot is not None
         assert {path.name for path in snapshot.path.iterdir()} == {"paceline.toml", "train.py"}
 
 

@@ -30,6 +30,7 @@ class LaunchSpec:
     one_gpu_per_rank: bool = False  # the scheduler shows each rank its own GPU only
     preload: list[str] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)  # --env and [environment] variables
+    setup: list[str] = field(default_factory=list)  # lines of [environment] for when it resumes
     threads: int = 1  # OMP_NUM_THREADS of a rank
     tee: str = "0"  # which ranks print to the console: "0", "all" or "none"
     project: str = ""
@@ -95,8 +96,17 @@ class LaunchSpec:
         """
         import hashlib  # not at the top: the zygote should start first
 
-        path = "/".join((self.scratch, self.project, self.experiment, self.run_id))
-        return int(hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:8], 16) >> 1
+        return (
+            int(
+                hashlib.sha256(
+                    f"{self.scratch}/{self.project}/{self.experiment}/{self.run_id}".encode(
+                        "utf-8", "surrogateescape"
+                    )
+                ).hexdigest()[:8],
+                16,
+            )
+            >> 1
+        )
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"

@@ -53,20 +53,58 @@ class Agents:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        plan, prestarted = self.plan, self.prestarted
+        plan = self.plan
         shared = {**plan.secrets, env.JOB_START: local_job_start_name()}
         if len(plan.agents) > 1:
-            shared |= {env.RENDEZVOUS: _free_address(), env.TOKEN: secrets.token_hex(16)}
-            prestarted = None
+            with socket.create_server(("127.0.0.1", 0)) as probe:
+                # if the port is taken later, the head agent picks another
+                shared[env.RENDEZVOUS] = f"127.0.0.1:{probe.getsockname()[1]}"
+            shared[env.TOKEN] = secrets.token_hex(16)
+            self.prestarted = None
         try:
             for command in plan.agents:
-                environment = _environment(command, shared)
-                self.processes.append(_start(command, environment, self.output, prestarted))
+                self.processes.append(self._start(command, shared))
             pids = [process.pid for process in self.processes]
             record_processes(plan.run_path.folder, [os.getpid(), *pids])
         except BaseException:
             self.kill()
             raise
+
+    def _start(self, command: AgentCommand, shared: dict[str, str]) -> subprocess.Popen[bytes]:
+        inherited = {
+            name: value for name, value in os.environ.items() if name not in _RUN_VARIABLES
+        }
+        environment = {**inherited, **shared, **command.variables}
+        if "PYTHONPATH" in command.variables and inherited.get("PYTHONPATH"):
+            paths = [command.variables["PYTHONPATH"], inherited["PYTHONPATH"]]
+            environment["PYTHONPATH"] = os.pathsep.join(paths)
+        if self.prestarted is not None:
+            environment[env.ZYGOTE] = str(self.prestarted.descriptor)
+            if self.prestarted.agent is not None:
+                return self.prestarted.agent.start(environment)
+        # rank 0 reads it
+        reads = command.is_head and self.output is None and is_open(0)
+        # A Ctrl-C between fork and exec would be lost in a hook of Python's. The agent inherits
+        # this: what we forward waits until it handles it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return subprocess.Popen(
+                command.argv,
+                env=environment,
+                stdin=None if reads else subprocess.DEVNULL,
+                stdout=self.output,
+                stderr=self.output,
+                pass_fds=() if self.prestarted is None else (self.prestarted.descriptor,),
+                # this process has one thread
+                preexec_fn=functools.partial(_prepare_agent, os.getpid()),  # noqa: PLW1509
+            )
+        except OSError as error:
+            raise LaunchError(
+                f"Cannot start {command.argv[0]}: {error.strerror}.",
+                hint="Check the interpreter's path.",
+            ) from None
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     @property
     def verdict(self) -> str:
@@ -101,21 +139,14 @@ class Agents:
 
     def kill(self) -> None:
         for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            process.kill()  # nothing, if it has ended
+            process.wait()
 
 
-def run_agents(
-    plan: LocalPlan,
-    *,
-    prestarted: Prestarted | None = None,
-    after_start: Callable[[], None] = lambda: None,
-) -> int:
+def run_agents(plan: LocalPlan, *, prestarted: Prestarted | None = None) -> int:
     """Start all agents of a plan, wait for them and return the head agent's exit code.
 
     If an agent is killed, starts them again; the new head agent knows how often that may happen.
-    `after_start` is called while the ranks start: it does what they need not wait for.
     """
     while True:
         agents = Agents(plan, prestarted=prestarted)
@@ -126,15 +157,11 @@ def run_agents(
                 if prestarted is not None:
                     # Now only the agent holds it, so the zygote ends with the agent.
                     os.close(prestarted.descriptor)
-                after_start()
                 code = agents.wait()
-                if prestarted is not None:
-                    _reap_children()
             except BaseException:
                 agents.kill()
                 raise
-        prestarted, after_start = None, lambda: None
-        job_start = agents.job_start
+        prestarted, job_start = None, agents.job_start
         was_killed = code in (*KILLED, RESTART_EXIT) and job_start.agent.exists()
         if not was_killed or job_start.verdict.exists():
             return code if code >= 0 else 128 - code
@@ -166,7 +193,7 @@ class ParallelRuns:
         is called after it. `stop(count)` is called once so many runs have been asked to stop, and
         `poll()` again and again.
         """
-        waiting, reported = list(numbers), False
+        waiting, is_reported = list(numbers), False
         with _handled(self.interrupt, self._stop):
             try:
                 while waiting or self._active:
@@ -179,8 +206,8 @@ class ParallelRuns:
                             self._active[number] = (free.pop(0), _start_into_log(plan))
                     if self.stopping:
                         waiting.clear()
-                        if self._active and not reported:
-                            reported = True
+                        if self._active and not is_reported:
+                            is_reported = True
                             stop(len(self._active))
                     for number, (_, agents) in list(self._active.items()):
                         if agents.poll() is not None:
@@ -215,53 +242,6 @@ def _start_into_log(plan: LocalPlan) -> Agents:
     return agents
 
 
-# -- one agent
-# ----------------------------------------------------------------------------------------
-
-
-def _environment(command: AgentCommand, shared: dict[str, str]) -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if name not in _RUN_VARIABLES}
-    environment = {**inherited, **shared, **command.variables}
-    if "PYTHONPATH" in command.variables and inherited.get("PYTHONPATH"):
-        paths = [command.variables["PYTHONPATH"], inherited["PYTHONPATH"]]
-        environment["PYTHONPATH"] = os.pathsep.join(paths)
-    return environment
-
-
-def _start(
-    command: AgentCommand,
-    environment: dict[str, str],
-    output: int | None,
-    prestarted: Prestarted | None,
-) -> subprocess.Popen[bytes]:
-    if prestarted is not None:
-        environment[env.ZYGOTE] = str(prestarted.descriptor)
-        if prestarted.agent is not None:
-            return prestarted.agent.start(environment)
-    # A Ctrl-C between fork and exec would be lost in a hook of Python's. The agent inherits this:
-    # what we forward waits until it handles it.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return subprocess.Popen(
-            command.argv,
-            env=environment,
-            # rank 0 reads it
-            stdin=None if command.is_head and output is None and is_open(0) else subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=() if prestarted is None else (prestarted.descriptor,),
-            # this process has one thread
-            preexec_fn=functools.partial(_prepare_agent, os.getpid()),  # noqa: PLW1509
-        )
-    except OSError as error:
-        raise LaunchError(
-            f"Cannot start {command.argv[0]}: {error.strerror}.",
-            hint="Check the interpreter's path.",
-        ) from None
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
 def _prepare_agent(parent: int) -> None:
     """Prepare a new agent process.
 
@@ -270,19 +250,6 @@ def _prepare_agent(parent: int) -> None:
     """
     os.setpgid(0, 0)
     die_with_parent(parent, signal.SIGTERM)
-
-
-def _free_address() -> str:
-    """Return an address of this machine with a free port.
-
-    If the port is taken later, the head agent picks another and records it in the job start folder.
-    """
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            return f"127.0.0.1:{probe.getsockname()[1]}"
-    except OSError:  # it has IPv6 only
-        with socket.create_server(("::1", 0), family=socket.AF_INET6) as probe:
-            return f"[::1]:{probe.getsockname()[1]}"
 
 
 @contextmanager
@@ -303,12 +270,3 @@ def _handled(interrupt: Callable[[], None], stop: Callable[[], None]) -> Iterato
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _reap_children() -> None:
-    """Wait for the zygote, a child of this process that exits right after its agent."""
-    deadline = time.monotonic() + EXIT_TIMEOUT
-    with suppress(ChildProcessError):
-        while time.monotonic() < deadline:
-            if os.waitpid(-1, os.WNOHANG) == (0, 0):
-                time.sleep(0.01)

@@ -1,35 +1,41 @@
-"""Snapshots of the project's code, named by their content and shared by all runs with equal
-code.
+"""Snapshots of the project's code, named by their content and shared by all runs with equal code.
+
+Copies are read-only, verified before they are used again, and nobody may do more with a copy than
+with its source.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import stat
 import subprocess
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
-from paceline.contract.files import show_size
+from paceline.contract.files import open_without_waiting, show_size
 from paceline.errors import EnvironmentProblem
-from paceline.launch.code_store import BYTECODE, store_code
 from paceline.launch.secret_files import is_secret, matches
 from paceline.spec.load import repository_root
 from paceline.spec.sent_code import read_sent_code
 
 MAX_FILES = 20_000
+BYTECODE = "__pycache__"  # Python adds it to copies
+BLOCK = 1 << 20  # bytes that are read at once
+GIT_FAILURES = (OSError, subprocess.CalledProcessError)
 
 # Not copied from a project without git.
 CLUTTER = (
     ".git",
     ".hg",
     ".svn",
-    "__pycache__",
+    BYTECODE,
     "*.pyc",
     ".venv",
     "venv",
@@ -47,15 +53,16 @@ CLUTTER = (
     ".DS_Store",
 )
 
+# Permissions and a digest of the content, by name. A folder has no digest; a link has only that of
+# its target.
+Contents = dict[str, tuple[int, str]]
+
 
 @dataclass(frozen=True)
 class Snapshot:
     path: Path
-    digest: str
     names: tuple[str, ...]  # of its files
     size: int  # bytes
-    skipped_secrets: tuple[str, ...] = ()
-    outside_links: tuple[str, ...] = ()  # relative links that lead out of the project
 
 
 @dataclass(frozen=True)
@@ -65,42 +72,22 @@ class CodeList:
     folder: Path
     sizes: dict[str, int]  # by name
     skipped_secrets: tuple[str, ...]
-    listed: float = 0.0  # when they were listed
-
-    def changed_since(self) -> list[str]:
-        """Return the files that have changed since they were listed, or are gone.
-
-        A file that takes the output of this command (`paceline run ... > log.txt`) is not code, and
-        is left out.
-        """
-        changed = [name for name in self.sizes if not _is_older(self.folder / name, self.listed)]
-        return [name for name in changed if not takes_output(self.folder / name)]
 
     def store(self, store: Path) -> Snapshot:
         """Copy the files into `store`, unless an equal copy is already there."""
-        path, digest = store_code(self.folder, self.sizes, store)
-        outside = tuple(name for name in self.sizes if _leaves(self.folder, name))
-        return Snapshot(
-            path, digest, tuple(self.sizes), sum(self.sizes.values()), self.skipped_secrets, outside
-        )
+        path = _store(self.folder, self.sizes, store)
+        return Snapshot(path, tuple(self.sizes), sum(self.sizes.values()))
 
 
-def _is_older(path: Path, moment: float) -> bool:
-    try:
-        return path.lstat().st_mtime < moment
-    except OSError:
-        return False
+class CodeTooLarge(EnvironmentProblem):
+    """The code is more than may be copied."""
+
+    largest: Sequence[str] = ()  # files; or the folder that has most of them, if they are too many
+    is_count: bool = False  # whether they are too many
 
 
-def takes_output(path: Path) -> bool:
-    """Return whether stdout or stderr of this process is that file."""
-    for descriptor in (1, 2):
-        try:
-            if os.path.samestat(os.fstat(descriptor), path.stat()):
-                return True
-        except OSError:
-            continue
-    return False
+# -- which files
+# ----------------------------------------------------------------------------------------
 
 
 def list_code(
@@ -114,28 +101,41 @@ def list_code(
     """List the code in `folder`; raise an error if it is larger than `limit` bytes.
 
     `exclude_paths` are folders without code, such as run folders inside the project. If the code
-    `travels` to another machine, it is also an error if git cannot say which files of a repository
-    it ignores.
+    `travels` to another machine, it is also an error if git cannot say which files it ignores.
     """
-    now = time.time()
     folder = folder.resolve()
-    _require_project(folder)
-    sizes, skipped_secrets = find_code(
-        folder, exclude=exclude, exclude_paths=exclude_paths, travels=travels
-    )
-    if sum(sizes.values()) > limit:
-        amount = f"{show_size(sum(sizes.values()))}, at most {show_size(limit)} allowed"
-        raise _too_large(folder, amount, sizes)
-    return CodeList(folder, sizes, tuple(skipped_secrets), now)
-
-
-def _require_project(folder: Path) -> None:
     if folder.parent == folder or folder == Path(os.path.expanduser("~")).resolve():
         raise EnvironmentProblem(
             f"{folder} is {'the root folder' if folder.parent == folder else 'your home folder'}, "
             "not a project.",
             hint="Put your script into a folder of its own, and run the command there.",
         )
+    names, secrets = find_code(
+        folder, exclude=exclude, exclude_paths=exclude_paths, travels=travels
+    )
+    if len(names) > MAX_FILES:
+        count = Counter(name.partition("/")[0] for name in names if "/" in name)
+        problem = CodeTooLarge(
+            f"The code in {folder} has more than {MAX_FILES:,} files."
+            + "".join(f" Most are in {name}." for name, _ in count.most_common(1)),
+            hint="Add data to .gitignore or to exclude in [project], or pass --no-snapshot.",
+        )
+        problem.largest, problem.is_count = [name for name, _ in count.most_common(1)], True
+        raise problem
+    sizes = _measure(folder, names)
+    size = sum(sizes.values())
+    if size > limit:
+        largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
+        listed = ", ".join(f"{name} ({show_size(sizes[name])})" for name in largest)
+        problem = CodeTooLarge(
+            f"The code in {folder} is too large: {show_size(size)}, at most {show_size(limit)} "
+            f"allowed. The largest: {listed}.",
+            hint="Add data to .gitignore or to exclude in [project], raise snapshot_limit, or pass "
+            "--no-snapshot.",
+        )
+        problem.largest = largest
+        raise problem
+    return CodeList(folder, sizes, tuple(secrets))
 
 
 def find_code(
@@ -144,172 +144,66 @@ def find_code(
     exclude: Sequence[str] = (),
     exclude_paths: Iterable[Path] = (),
     travels: bool = False,
-) -> tuple[dict[str, int], list[str]]:
-    """Return the files to copy, sorted, with their sizes; and the secrets that are not copied."""
-    folder = folder.resolve()
-    excluded = [
-        relative
-        for path in exclude_paths
-        if (relative := _inside(folder, path.resolve())) is not None
-    ]
+) -> tuple[list[str], list[str]]:
+    """Return the names of the files to copy, sorted; and the secrets that are not copied."""
+    folder, patterns = folder.resolve(), tuple(exclude)
+    excluded = tuple(f"{path.resolve()}/" for path in exclude_paths)
     names: list[str] = []
-    skipped_secrets: list[str] = []
+    secrets: list[str] = []
     for name in _list(folder, travels=travels):
-        if BYTECODE in name.split("/"):
+        parts = name.split("/")
+        if BYTECODE in parts or f"{folder}/{name}/".startswith(excluded):
             continue
         if is_secret(name):
-            skipped_secrets.append(name)
-        elif not _excluded(name, tuple(exclude)) and not any(
-            f"{name}/".startswith(path) for path in excluded
-        ):
+            secrets.append(name)
+        elif not any(matches(each, patterns) for each in (*parts, *_with_parents(parts))):
             names.append(name)
-        if len(names) > MAX_FILES:
-            raise _too_many(folder, names)
-    return _measure(folder, sorted(names)), skipped_secrets
+    return sorted(names), secrets
 
 
-def _inside(folder: Path, path: Path) -> str | None:
-    """Return how the names of all files in `path` begin, seen from `folder`; None if it is
-    elsewhere.
-    """
-    relative = os.path.relpath(path, folder)
-    if relative == os.curdir:
-        return ""
-    return None if relative.split(os.sep)[0] == os.pardir else f"{relative.replace(os.sep, '/')}/"
+def _with_parents(parts: Sequence[str]) -> Iterator[str]:
+    """Yield the folders that a path is in, from the top, and the path itself."""
+    return accumulate(parts, "{}/{}".format)
 
 
-def _excluded(name: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether a path, or a folder above it, matches."""
-    if not patterns:
-        return False
-    parts = name.split("/")
-    return matches(name, patterns) or any(
-        matches("/".join(parts[: end + 1]), patterns) or matches(part, patterns)
-        for end, part in enumerate(parts)
-    )
-
-
-class CodeTooLarge(EnvironmentProblem):
-    """The code is more than may be copied."""
-
-    largest: Sequence[str] = ()  # files; or the folder that has most of them, if they are too many
-    is_count: bool = False  # whether they are too many
-
-
-def _too_large(folder: Path, amount: str, sizes: Mapping[str, int]) -> CodeTooLarge:
-    largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
-    listed = ", ".join(f"{name} ({show_size(sizes[name])})" for name in largest)
-    problem = CodeTooLarge(
-        f"The code in {folder} is too large: {amount}."
-        + (f" The largest: {listed}." if listed else ""),
-        hint="Add data to .gitignore or to exclude in [project], raise snapshot_limit, or pass "
-        "--no-snapshot.",
-    )
-    problem.largest = largest
-    return problem
-
-
-def _too_many(folder: Path, names: Iterable[str]) -> CodeTooLarge:
-    """Return the error for more files than any limit on their size is about."""
-    count = Counter(name.partition("/")[0] for name in names if "/" in name)
-    most = [name for name, _ in count.most_common(1)]
-    problem = CodeTooLarge(
-        f"The code in {folder} has more than {MAX_FILES:,} files."
-        + (f" Most are in {most[0]}." if most else ""),
-        hint="Add data to .gitignore or to exclude in [project], or pass --no-snapshot.",
-    )
-    problem.largest, problem.is_count = most, True
-    return problem
-
-
-# -- which files
-# -----------------------------------------------------------------------------------------
-
-
-def _list(folder: Path, *, travels: bool) -> Iterator[str]:
-    """Yield tracked, changed and new files as git lists them; without git, everything but
-    clutter.
+def _list(folder: Path, *, travels: bool) -> list[str]:
+    """Return tracked, changed and new files as git lists them, with those of repositories inside
+    this one; without git, everything but clutter.
     """
     sent = read_sent_code(folder)
     if sent is not None:  # listed where it came from
-        return iter(sent.files)
+        return list(sent.files)
     try:
-        return iter(_list_by_git(folder, travels=travels))
-    except _GitProblem as problem:
-        if travels and repository_root(folder) is not None:
-            raise _unlisted(folder, problem) from None
-        return _list_without_repository(folder, travels=travels)
-
-
-class _GitProblem(Exception):
-    """Why git does not list files: there is no repository, it is broken, or there is no git."""
-
-
-def _unlisted(folder: Path, problem: Exception) -> EnvironmentProblem:
-    return EnvironmentProblem(
-        f"git cannot list the files of {folder}, so Paceline cannot tell which ones it ignores: "
-        f"{problem}",
-        hint="Nothing was sent. Try `git status` there, and fix what it reports.",
-    )
-
-
-def _list_by_git(folder: Path, *, travels: bool) -> list[str]:
-    listed = _git("-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    return _expand(folder, listed, travels=travels)
-
-
-def _git(*args: str) -> bytes:
-    try:
-        done = subprocess.run(
-            ["git", *args], capture_output=True, stdin=subprocess.DEVNULL, check=False
-        )
-    except OSError as problem:
-        raise _GitProblem(f"git: {problem.strerror}.") from None
-    if done.returncode != 0:
-        raise _GitProblem(done.stderr.decode(errors="replace").strip())
-    return done.stdout
-
-
-def _expand(folder: Path, listed: bytes, *, travels: bool) -> list[str]:
-    """Return the names that git has listed, with the files of repositories inside this folder."""
+        listed = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    except GIT_FAILURES as problem:
+        names = list(_walk(folder))
+        has_rules = any(os.path.basename(name) == ".gitignore" for name in names)
+        if travels and (has_rules or repository_root(folder) is not None):
+            said = getattr(problem, "stderr", b"").decode(errors="replace").strip() or problem
+            raise EnvironmentProblem(
+                f"git cannot list the files of {folder}, so Paceline cannot tell which ones it "
+                f"ignores: {said}",
+                hint="Nothing was sent. Try `git status` there, and fix what it reports; if there "
+                "is no repository, `git init` makes one.",
+            ) from None
+        return names
     names = []
-    for raw in dict.fromkeys(listed.split(b"\0")):
-        name = os.fsdecode(raw).rstrip("/")
-        if not name:
-            continue
-        path = f"{folder}/{name}"
-        if not os.path.isdir(path) or os.path.islink(path):
+    for name in dict.fromkeys(os.fsdecode(listed).split("\0")):
+        path = folder / name
+        if path.is_symlink() or not path.is_dir():
             names.append(name)
-        elif os.path.lexists(f"{path}/.git"):  # a submodule, or a repository inside this one
-            names += [f"{name}/{inner}" for inner in _list(Path(path), travels=travels)]
+        elif name and (path / ".git").exists():  # a submodule, or a repository inside this one
+            names += [f"{name.rstrip('/')}/{inner}" for inner in _list(path, travels=travels)]
     return names
 
 
-def _list_without_repository(folder: Path, *, travels: bool) -> Iterator[str]:
-    """Yield what git would list in a new repository here, so that `.gitignore` counts; without
-    git, all but clutter.
-    """
-    try:
-        with tempfile.TemporaryDirectory(prefix="paceline-git-") as place:
-            _git("init", "--quiet", "--bare", "--template=", place)
-            there = (f"--git-dir={place}", f"--work-tree={folder}", "-C", str(folder))
-            clutter = (f"--exclude={pattern}" for pattern in CLUTTER)
-            listed = _git(*there, "ls-files", "-z", "--others", "--exclude-standard", *clutter)
-    except (_GitProblem, OSError) as problem:
-        found = list(_walk(folder))
-        if (
-            travels
-            and shutil.which("git")
-            and any(os.path.basename(name) == ".gitignore" for name in found)
-        ):
-            raise _unlisted(folder, problem) from None
-        yield from found
-        return
-    names = _expand(folder, listed, travels=travels)
-    environments = tuple(
-        name.removesuffix("pyvenv.cfg") for name in names if name.endswith("/pyvenv.cfg")
-    )
-    yield from (name for name in names if not name.startswith(environments))
+def _git(folder: Path, *args: str) -> bytes:
+    return subprocess.run(
+        ["git", "--no-optional-locks", "-C", str(folder), *args],
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        check=True,
+    ).stdout
 
 
 def _walk(folder: Path) -> Iterator[str]:
@@ -323,31 +217,25 @@ def _walk(folder: Path) -> Iterator[str]:
         links = [name for name in folders if os.path.islink(os.path.join(root, name))]
         for name in (*files, *links):
             if not matches(name, CLUTTER):
-                yield os.path.relpath(os.path.join(root, name), folder).replace(os.sep, "/")
+                yield os.path.relpath(os.path.join(root, name), folder)
 
 
 def _measure(folder: Path, names: Iterable[str]) -> dict[str, int]:
-    """Return the sizes of files and links that exist: tracked files may be deleted, and pipes are
-    not code.
+    """Return the sizes of files and links. Tracked files may be deleted, and pipes are not code;
+    nor is the output of this command (`paceline run ... > log.txt`).
     """
+    outputs = []
+    for descriptor in (1, 2):
+        with suppress(OSError):  # it is closed
+            outputs.append(os.fstat(descriptor))
     sizes = {}
     for name in names:
-        try:
-            status = os.lstat(f"{folder}/{name}")
-        except OSError:
-            continue
-        if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
-            sizes[name] = status.st_size
+        with suppress(FileNotFoundError):
+            status = os.lstat(folder / name)
+            is_output = any(os.path.samestat(status, output) for output in outputs)
+            if stat.S_IFMT(status.st_mode) in (stat.S_IFREG, stat.S_IFLNK) and not is_output:
+                sizes[name] = status.st_size
     return sizes
-
-
-def _leaves(folder: Path, name: str) -> bool:
-    """Return whether a file is a relative link to something outside the folder."""
-    path = f"{folder}/{name}"
-    if not os.path.islink(path) or os.path.isabs(os.readlink(path)):
-        return False
-    target = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
-    return target != str(folder) and not target.startswith(f"{folder}/")
 
 
 @dataclass(frozen=True)
@@ -362,27 +250,149 @@ class CodeIdentity:
         return f"{self.commit[:10]}{' + changes' if self.changed else ''}"
 
 
-def identify_code(folder: Path, names: Collection[str] = ()) -> CodeIdentity:
-    """Return the commit, the branch and whether the code differs; all None without git.
-
-    `names` are the files that are copied: those that git does not track are changes, too.
-    """
+def identify_code(folder: Path) -> CodeIdentity:
+    """Return the commit, the branch and whether git sees changes; all None without git."""
     sent = read_sent_code(folder)
     if sent is not None:
         return CodeIdentity(sent.commit, sent.branch, sent.changed)
-
-    def ask(*query: str) -> str | None:
-        try:
-            return _git("-C", str(folder), *query).decode(errors="surrogateescape").strip()
-        except _GitProblem:
-            return None
-
-    commit = ask("rev-parse", "--verify", "-q", "HEAD")
-    if commit is None:
+    try:
+        text = os.fsdecode(_git(folder, "status", "--porcelain=v2", "--branch", "--", "."))
+    except GIT_FAILURES:
         return CodeIdentity()
-    listed = ask("ls-files", "-z", "--others", "--exclude-standard") or ""
-    new = {name for name in listed.split("\0") if name}
-    folders = tuple(name for name in new if name.endswith("/"))  # repositories inside this one
-    has_new = not new.isdisjoint(names) or any(name.startswith(folders) for name in names)
-    differs = ask("diff", "--quiet", "HEAD") is None
-    return CodeIdentity(commit, ask("symbolic-ref", "-q", "--short", "HEAD"), differs or has_new)
+    lines = text.splitlines()
+    about = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# "))
+    commit, branch = about["branch.oid"], about["branch.head"]
+    if commit == "(initial)":
+        return CodeIdentity()
+    changed = len(about) < len(lines)
+    return CodeIdentity(commit, None if branch == "(detached)" else branch, changed)
+
+
+# -- the store: a folder per content
+# ----------------------------------------------------------------------------------------
+
+
+def _store(folder: Path, names: Iterable[str], store: Path) -> Path:
+    """Copy files of a folder into the store, unless they are there. Return the copy.
+
+    A copy is made in a temporary folder and renamed, so that concurrent runs with equal code do not
+    collide. It takes the place of one from which a clean-up of old files has removed some.
+    """
+    store.mkdir(parents=True, exist_ok=True)
+    wanted = _read_source(folder, names, _narrowed(store))
+    expected = store / _digest(wanted)
+    if _is_intact(expected, wanted):
+        return expected
+    with tempfile.TemporaryDirectory(prefix=".partial-", dir=store) as temporary:
+        partial = Path(temporary, "new")
+        _copy(folder, wanted, partial)
+        path = store / _digest(_read_copy(partial))  # exactly what was copied
+        if path == expected:
+            with suppress(FileNotFoundError):  # usually it is new
+                os.rename(path, f"{temporary}/damaged")
+        try:
+            os.rename(partial, path)
+        except OSError:  # another command was faster
+            if not path.is_dir():
+                raise
+    return path
+
+
+def _is_intact(copy: Path, wanted: Contents) -> bool:
+    """Return whether a copy has exactly this. Its owner can change it, so another user's is not
+    used.
+    """
+    try:
+        return copy.lstat().st_uid == os.geteuid() and _read_copy(copy) == wanted
+    except OSError:  # none, or something in it is no file
+        return False
+
+
+def _digest(contents: Contents) -> str:
+    """Return the name of a copy. Each user has their own."""
+    total = hashlib.sha256(f"{os.geteuid()}\0".encode())
+    for name in sorted(contents):
+        mode, digest = contents[name]
+        total.update(os.fsencode(f"{name}\0{mode}\0{digest}\0"))
+    return total.hexdigest()[:20]
+
+
+def _read_source(
+    folder: Path, names: Iterable[str], narrowed: Callable[[os.stat_result], int]
+) -> Contents:
+    """Return what a copy of these files has, with the folders that they are in."""
+    found: Contents = {}
+    for name in names:
+        for part in ("", *_with_parents(name.split("/"))):
+            try:
+                if part not in found:
+                    found[part] = _read(folder / part, narrowed)
+            except FileNotFoundError:  # deleted since it was listed
+                continue
+            except OSError as error:
+                raise EnvironmentProblem(
+                    f"Cannot copy {folder / part}: {error.strerror}.",
+                    hint="Fix its permissions, add it to .gitignore, or pass --no-snapshot.",
+                ) from None
+    root, _ = found.setdefault("", (0o700, ""))
+    for parent in folder.parents:  # who cannot reach the project cannot reach its copy
+        entered = parent.stat().st_mode
+        root &= 0o700 | (0o070 if entered & 0o010 else 0) | (0o007 if entered & 0o001 else 0)
+    found[""] = (root, "")
+    return found
+
+
+def _read_copy(copy: Path) -> Contents:
+    names = ("", *list_copy(copy))
+    return {name: _read(copy / name, lambda status: status.st_mode & 0o7777) for name in names}
+
+
+def list_copy(copy: Path) -> Iterator[str]:
+    """Yield what is in a copy, except the byte code that Python has added since."""
+    for root, folders, files in os.walk(copy):
+        folders[:] = [name for name in folders if name != BYTECODE]
+        for name in (*folders, *files):
+            yield os.path.relpath(os.path.join(root, name), copy)
+
+
+def _read(path: Path, mode: Callable[[os.stat_result], int]) -> tuple[int, str]:
+    if path.is_symlink():
+        return 0, hashlib.sha256(os.fsencode(os.readlink(path))).hexdigest()
+    if path.is_dir():
+        return mode(path.stat()), ""
+    total = hashlib.sha256()
+    with open(open_without_waiting(path), "rb", buffering=0) as file:
+        while content := file.read(BLOCK):
+            total.update(content)
+        return mode(os.fstat(file.fileno())), total.hexdigest()
+
+
+def _narrowed(store: Path) -> Callable[[os.stat_result], int]:
+    """Return what gives the permissions of a copy in the store: those of its source, without
+    writing.
+    """
+    status = store.stat()
+    group = status.st_gid if status.st_mode & stat.S_ISGID else os.getegid()
+
+    def narrowed(source: os.stat_result) -> int:
+        is_folder = stat.S_ISDIR(source.st_mode)
+        mode = source.st_mode & (0o755 if is_folder else 0o555)
+        if source.st_gid != group:  # the copy's group has no special rights
+            mode = mode & 0o707 | (mode & 0o007) << 3
+        return mode | (0o700 if is_folder else 0)
+
+    return narrowed
+
+
+def _copy(folder: Path, wanted: Contents, target: Path) -> None:
+    folders = [name for name in sorted(wanted) if not wanted[name][1]]
+    for name in folders:
+        (target / name).mkdir(mode=0o700)
+    for name in wanted.keys() - folders:
+        copy = target / name
+        with suppress(FileNotFoundError):  # deleted since it was listed
+            shutil.copyfile(folder / name, copy, follow_symlinks=False)
+            if not copy.is_symlink():
+                copy.chmod(wanted[name][0])
+    for name in reversed(folders):
+        (target / name).chmod(wanted[name][0])

@@ -14,10 +14,9 @@ from paceline.contract.files import show_size
 from paceline.contract.foreign_records import read_object
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem
-from paceline.launch.code_snapshot import find_code
-from paceline.launch.code_store import list_copy, read_file
+from paceline.launch.code_snapshot import find_code, list_copy
 from paceline.launch.submission import run_folders_inside
-from paceline.spec.file_owner import is_own_folder
+from paceline.spec.file_owner import require_own_folder
 from paceline.spec.run_path import run_path_of
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
@@ -32,7 +31,7 @@ class Difference:
 
     name: str
     kind: str  # added, removed or changed since the run was started
-    note: str = ""  # why there are no lines, or what else changed
+    note: str = ""  # why there are no lines
     lines: tuple[str, ...] = ()
 
     @property
@@ -63,21 +62,18 @@ class RunDifference:
 
 
 def compare_run(folder: RunFolder) -> RunDifference:
-    """Compare the code of a run with its project as it is now. Raises EnvironmentProblem if either
-    is not there.
+    """Compare the code of a run with its project as it is now. Raises an error if either is not
+    there.
 
     Of your own runs only: the record of another user's could name any folder of yours as its
     project.
     """
-    if not is_own_folder(folder.path):
-        raise EnvironmentProblem(
-            f"{folder.path.name} is another user's run.", hint="Compare your own runs."
-        )
-    record = {}
+    require_own_folder(folder.path, "Run")
+    record: Mapping[str, Any] = {}
     with suppress(OSError, ValueError):
         record = read_object(folder.run_json)
-    code = _table(record, "code")
-    project = Path(str(code.get("folder", "")))
+    code, spec = record.get("code") or {}, record.get("spec") or {}
+    project = Path(code.get("folder") or "")
     if not folder.code.is_dir():
         commit = code.get("commit")
         raise EnvironmentProblem(
@@ -91,40 +87,21 @@ def compare_run(folder: RunFolder) -> RunDifference:
             f"The project of {folder.path.name} is gone: there is no folder {project}.",
             hint=f"Its code is in {folder.code}.",
         )
-    environment, settings = _table(record, "spec", "environment"), _table(record, "spec", "project")
-    named = _texts(environment.get("secret_files"))
+    environment, settings = spec.get("environment", {}), spec.get("project", {})
+    named = (project / name for name in environment.get("secret_files", ()))
     found = compare_code(
         folder.code.resolve(),
         project,
-        exclude=_texts(settings.get("exclude")),
-        exclude_paths=[
-            *run_folders_inside(project, run_path_of(folder)),
-            *(project / name for name in named),
-        ],
+        exclude=settings.get("exclude", ()),
+        exclude_paths=[*run_folders_inside(project, run_path_of(folder)), *named],
     )
-    notes = [
-        f"this run uses the folder {name} of the project itself, including the code in it"
-        for name in _texts(code.get("in_place"))
-    ]
+    notes = []
     if record.get("backend") == "slurm" and settings.get("workdir") != "snapshot":
-        text = (
-            "this run imports its code from the copy, but reads other files from the project "
-            "as it is now"
-        )
-        notes.insert(0, text)
+        notes = [
+            "this run imports its code from the copy, but reads other files from the project as it "
+            "is now"
+        ]
     return RunDifference(project, found, notes)
-
-
-def _table(record: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
-    """Return a table inside a record; empty if there is none. The record may be anybody's."""
-    for key in keys:
-        value = record.get(key)
-        record = value if isinstance(value, dict) else {}
-    return record
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list) else ()
 
 
 def compare_code(
@@ -133,44 +110,40 @@ def compare_code(
     """Return the differences between a snapshot and the project, by the rules that the snapshot
     was made by.
     """
-    before = set(list_copy(then))
-    after = set(find_code(now, exclude=exclude, exclude_paths=exclude_paths)[0])
+    after, _ = find_code(now, exclude=exclude, exclude_paths=exclude_paths)
+    contents = [
+        {name: content for name in names if (content := _read(folder / name)) is not None}
+        for folder, names in ((then, list_copy(then)), (now, after))
+    ]
     found = []
-    for name in sorted(before | after):
-        if name not in after:
+    for name in sorted({*contents[0], *contents[1]}):
+        before, content = (each.get(name) for each in contents)
+        if content is None:
             found.append(Difference(name, REMOVED))
-        elif name not in before:
+        elif before is None:
             found.append(Difference(name, ADDED))
-        else:
-            difference = _compare(name, then / name, now / name)
-            if difference is not None:
-                found.append(difference)
+        elif before != content:
+            found.append(_compare(name, before, content))
     return found
 
 
-def _compare(name: str, *paths: Path) -> Difference | None:
+def _read(path: Path) -> bytes | None:
+    """Return the content of a file, the target of a link, or None of a folder."""
+    if path.is_symlink():
+        return os.fsencode(os.readlink(path))
+    return path.read_bytes() if path.is_file() else None
+
+
+def _compare(name: str, *contents: bytes) -> Difference:
     """Compare a file then with the same now."""
-    then, now = map(read_file, paths)
-    if then == now:
-        return None
-    note = f"{then.kind} -> {now.kind}" if then.kind != now.kind else ""
-    if then.digest == now.digest:
-        return Difference(name, CHANGED, note)
-    sizes = [path.lstat().st_size for path in paths]
+    sizes = [len(content) for content in contents]
     if max(sizes) > LARGE:
         return Difference(name, CHANGED, f"large: {' -> '.join(map(show_size, sizes))}")
-    contents = [
-        os.fsencode(os.readlink(path)) if path.is_symlink() else path.read_bytes() for path in paths
-    ]
     try:
-        if any(b"\0" in content for content in contents):
-            raise ValueError("it is binary")
-        texts = [content.decode("utf-8") for content in contents]
+        then, now = (content.decode().splitlines() for content in contents)
+        if b"\0" in b"".join(contents):
+            raise ValueError("no text has this")
     except ValueError:
         return Difference(name, CHANGED, f"binary: {sizes[0]:,} -> {sizes[1]:,} bytes")
-    lines = tuple(
-        difflib.unified_diff(
-            texts[0].splitlines(), texts[1].splitlines(), f"run/{name}", f"now/{name}", lineterm=""
-        )
-    )
-    return Difference(name, CHANGED, note or ("" if lines else "line endings"), lines)
+    lines = tuple(difflib.unified_diff(then, now, f"run/{name}", f"now/{name}", lineterm=""))
+    return Difference(name, CHANGED, "" if lines else "line endings", lines)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
+import platform
+import socket
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import paceline
+from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact, redact_args, redact_text, redact_values
 from paceline.spec.job import Job
@@ -136,6 +144,7 @@ def make_launch_spec(
         one_gpu_per_rank=job.launch.gpu_binding == "one",
         preload=list(job.launch.preload),
         variables=dict(job.environment.variables) if variables is None else variables,
+        setup=list(job.environment.setup),
         threads=rank_counts.threads,
         tee=job.launch.tee,
         project=run_path.project,
@@ -183,17 +192,14 @@ def run_record(
     run_path: RunPath,
     launch_spec: LaunchSpec,
     command: Sequence[str],
-    time: float,
-    facts: Mapping[str, Any],
+    backend: str,
     code: Mapping[str, Any],
     before: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the text of run.json: the resolved settings, the code and the command line, for people
-    and for `paceline ps`.
+    """Return the text of run.json: where and by whom the run was started, the resolved settings,
+    the code and the command line, for people and for `paceline ps`.
 
-    `facts` has host, user, python and version; `code` identifies the code.
-
-    `before` is the record so far of a run that goes on.
+    `code` identifies the code; `before` is the record so far of a run that goes on.
     """
     spec = job.tables.model_dump(mode="json", exclude_none=True)
     spec["environment"]["variables"] = {
@@ -204,13 +210,14 @@ def run_record(
     if job.resources.extra:
         spec["job"]["extra"] = [redact_text(argument) for argument in job.resources.extra]
     spec["params"] = redact_values(job.params)
+    now = time.time()
     value = {
         "run_id": run_path.run_id,
         "project": run_path.project,
         "experiment": run_path.experiment,
         "name": job.resources.name or "",
-        "created": time if before is None else before.get("created", time),
-        "started": time,
+        "created": now,
+        "started": now,
         "program": job.program.name,
         "is_module": job.program.is_module,
         "args": redact_args(job.program.args),
@@ -221,19 +228,36 @@ def run_record(
         "nodes": launch_spec.nodes,
         "nproc": launch_spec.nproc,
         "world_size": launch_spec.world_size,
-        **facts,
+        "host": socket.gethostname(),
+        "user": _user(),
+        "python": sys.executable,
+        "python_version": platform.python_version(),
+        "paceline_version": paceline.__version__,
+        "backend": backend,
+        "style": launch_spec.style,
         "code": dict(code),
         "spec": spec,
     }
+    kept = ["created", "sweep", "trial"]
+    if backend == "slurm":
+        value["slurm_conf"] = os.environ.get("SLURM_CONF", "")  # for shells that lack it
+    else:  # a job that goes on here can go back into the queue as it was
+        kept += ["backend", "slurm_conf"]
+    if request := os.environ.get(env.REQUEST):
+        value["request"] = request
     if before is not None:
-        value["earlier"] = _earlier(before)
-        # of a trial
-        value |= {key: before[key] for key in ("sweep", "trial") if key in before}
+        value |= {key: before[key] for key in kept if key in before}
+        known = before.get("earlier")
+        last = {
+            key: before[key] for key in ("started", "command", "program", "args") if key in before
+        }
+        # what each start of the run has run so far, oldest first
+        value["earlier"] = [*(known if isinstance(known, list) else ()), last]
     return json.dumps(value, indent=1) + "\n"
 
 
-def _earlier(record: Mapping[str, Any]) -> list[Any]:
-    """Return what each start of a run has run so far, oldest first."""
-    known = record.get("earlier")
-    last = {key: record[key] for key in ("started", "command", "program", "args") if key in record}
-    return [*(known if isinstance(known, list) else ()), last]
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no account
+        return str(os.getuid())

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.contract import env
 from paceline.contract.gpus import VISIBLE_DEVICES
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.redaction import redact, redact_args, redact_values
+from paceline.contract.redaction import redact_args
 from paceline.errors import SpecError
 from paceline.launch.launch_spec import RankCounts, make_launch_spec
 from paceline.launch.secrets import (
@@ -24,7 +23,6 @@ from paceline.launch.secrets import (
 )
 from paceline.spec.job import Job
 from paceline.spec.run_path import RunPath
-from paceline.spec.settings import Tables
 from paceline.spec.shell_text import command_line
 
 DEFAULT_RANKS = 2  # without GPUs: the fewest that show what distributed code does
@@ -63,32 +61,6 @@ class AgentCommand:
         return self.variables[env.AGENT].startswith("0/")
 
 
-# Fields of the launch spec that a dry run shows in other words, or that say only how Paceline
-# works.
-DESCRIBED = frozenset(
-    {
-        "run_id",
-        "program",
-        "args",
-        "is_module",
-        "import_path",
-        "cwd",
-        "python",
-        "style",
-        "nodes",
-        "nproc",
-        "gpus",
-        "threads",
-        "project",
-        "experiment",
-        "scratch",
-        "source",
-        "work",
-        "kill_after",
-    }
-)
-
-
 @dataclass(frozen=True)
 class LocalPlan:
     """Everything that a run on this machine needs."""
@@ -117,31 +89,7 @@ class LocalPlan:
         spec = self.launch_spec
         program = [*(["-m"] if spec.is_module else []), spec.program, *redact_args(spec.args)]
         lines.append(f"command     {command_line([spec.python, *program])}")
-        if settings := self._settings():
-            lines += ["settings    that are not the defaults:", *settings]
         return "\n".join(lines)
-
-    def _settings(self) -> list[str]:
-        """Return the settings of the ranks that are not the defaults, except for what the other
-        lines say.
-        """
-        spec = self.launch_spec
-        shown = asdict(spec)
-        shown["variables"] = {name: redact(name, value) for name, value in spec.variables.items()}
-        shown["params"] = redact_values(spec.params)
-        default = asdict(
-            LaunchSpec(
-                run_id="", program="", args=[], system_metrics=Tables().runtime.system_metrics
-            )
-        )
-        changed = {
-            key: value
-            for key, value in shown.items()
-            if key not in DESCRIBED and value != default[key]
-        }
-        return [
-            f"  {key} = {json.dumps(value, ensure_ascii=False)}" for key, value in changed.items()
-        ]
 
 
 def local_rank_counts(job: Job, machine: Machine, old: LaunchSpec | None = None) -> RankCounts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from paceline.launch.claims import claim_run
@@ -43,15 +43,10 @@ class LocalRun(Submission):
         if earlier is not None:
             spec = replace(spec, trial=earlier.launch_spec.trial)
         self.plan: LocalPlan = replace(plan, launch_spec=spec)
-        # copies the code, and returns notes on it: call it when the agents have started
-        self.keep_code: Callable[[], list[str]] = list
 
-    def prepare(self, command: Sequence[str], *, code_later: bool = False) -> tuple[str, ...]:
+    def prepare(self, command: Sequence[str]) -> tuple[str, ...]:
         """Open the run folder and fill it; return notes for the user. `command` is recorded as what
         the user typed.
-
-        With `code_later`, call `keep_code` when the agents have started: they do not need the copy
-        of the code.
         """
         plan, folder, earlier = self.plan, self.folder, self.earlier
         if plan.launch_spec.data:
@@ -62,7 +57,7 @@ class LocalRun(Submission):
             claim_run(folder)
         with open_run_folder(self.run_path, is_new=earlier is None):
             folder.cancelled.unlink(missing_ok=True)
-            filled = fill_folder(
+            notes = fill_folder(
                 self.job,
                 run_path=self.run_path,
                 launch_spec=plan.launch_spec,
@@ -70,9 +65,7 @@ class LocalRun(Submission):
                 backend=LOCAL,
                 in_copy=self.in_copy,
                 earlier=earlier,
-                code_later=code_later,
             )
             if earlier is None:
                 claim_run(folder)
-        self.keep_code = filled.keep_code
-        return (*plan.notes, *self.notes, *filled.notes)
+        return (*plan.notes, *self.notes, *notes)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import platform
 import shutil
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import paceline
 from paceline.contract.gpus import visible_devices
 from paceline.errors import EnvironmentProblem, PacelineError, SpecError, UsageError
 from paceline.launch.local_plan import Machine
@@ -84,18 +80,3 @@ def usable_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int
         present = len(list((devices / "dri").glob("renderD*")))
     visible = visible_devices(environ)
     return present if visible is None else min(present, len(visible))
-
-
-def host_details() -> dict[str, Any]:
-    """Return the host, user and versions that run.json records."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no account
-        user = str(os.getuid()) if hasattr(os, "getuid") else ""
-    return {
-        "host": socket.gethostname(),
-        "user": user,
-        "python": sys.executable,
-        "python_version": platform.python_version(),
-        "paceline_version": paceline.__version__,
-    }

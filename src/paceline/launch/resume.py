@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from paceline.contract.checkpoint import find_checkpoints
 from paceline.contract.claims import find_holder
 from paceline.contract.foreign_records import read_bounded, read_object
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.redaction import REDACTED, redact_text
+from paceline.contract.redaction import REDACTED
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, read_verdict
 from paceline.errors import EnvironmentProblem, UsageError
@@ -90,8 +90,6 @@ def find_earlier_run(
                 "and --cluster-profile have no effect.",
                 hint="Omit them, and pass only what should change, e.g. --time 8h.",
             )
-        setup = tables["environment"].get("setup", [])
-        tables["environment"]["setup"] = _restore_setup(setup, folder.script)
         job = reload_job(project, tables, flags=typed.flags, params=typed.params)
     changes_copy = job.is_typed("project.workdir") or job.is_typed("project.snapshot")
     has_copy = Path(old.source).is_relative_to(folder.path) and folder.code.is_dir()
@@ -153,6 +151,7 @@ def _recorded_tables(record: Mapping[str, Any], old: LaunchSpec, typed: Typed) -
         **{name: text for name, text in old.variables.items() if name in named},
         **{name: os.environ[name] for name in hidden},
     }
+    environment["setup"] = old.setup
     job.pop("dependency", None)
     if typed.has("job.mem_per_gpu"):
         job.pop("mem_per_node", None)
@@ -170,27 +169,6 @@ def _portable_tables(tables: Mapping[str, Any], earlier: EarlierRun) -> dict[str
         kept["job"] = {"name": name}
     kept["environment"] = {"variables": tables["environment"]["variables"]}
     return kept
-
-
-def _restore_setup(setup: Iterable[str], script: Path) -> list[str]:
-    """Return lines of `setup` with the secrets that the record hides, from the script that was
-    submitted.
-    """
-    lines = list(setup)
-    if REDACTED not in "".join(lines):
-        return lines
-    text = script.read_text(encoding="utf-8") if script.exists() else ""
-    known = {redact_text(line): line for line in text.splitlines()}
-    found = ["\n".join(known.get(part, part) for part in line.split("\n")) for line in lines]
-    for line in found:
-        if REDACTED in line:
-            raise UsageError(
-                f"{script} has no line {line}, so the secret in this line of `setup` is no longer "
-                "known.",
-                hint="Start a new run, and keep the secret in a file that you pass with "
-                "`--secret-file`.",
-            )
-    return found
 
 
 def _require_work_left(

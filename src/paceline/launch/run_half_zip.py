@@ -48,6 +48,7 @@ UNCHECKED = (1).to_bytes(4, "little")  # .pyc files are not checked against thei
 def write_run_half(destination: Path, *, store: Path, compiled: bool = False) -> None:
     """Write the zip to `destination`, as a hard link to the one in `store` where possible."""
     stored = stored_run_half(store, compiled=compiled)
+    destination.unlink(missing_ok=True)  # a link to the store's must not be overwritten
     try:
         os.link(stored, destination)
     except OSError:  # another file system, or one without hard links
@@ -60,11 +61,12 @@ def stored_run_half(store: Path, *, compiled: bool = False) -> Path:
     `compiled` adds byte code for this Python; nodes with another Python fall back to the source.
     """
     sources = _sources()
-    digest = hashlib.sha256(sys.implementation.cache_tag.encode() if compiled else b"")
+    # Whoever owns a zip can change it, so each user has their own.
+    digest = hashlib.sha256(f"{os.geteuid()} {compiled and sys.implementation.cache_tag}".encode())
     for name, content in sources.items():
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    path = _path_of(store, digest.hexdigest()[:20])
-    if not path.exists():
+    path = store / f"paceline-{digest.hexdigest()[:20]}.zip"
+    if path.is_symlink() or not path.exists() or path.stat().st_uid != os.geteuid():
         store.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
@@ -73,16 +75,6 @@ def stored_run_half(store: Path, *, compiled: bool = False) -> Path:
         finally:
             partial.unlink(missing_ok=True)
     return path
-
-
-def _path_of(store: Path, digest: str) -> Path:
-    """Return the path of the zip. Whoever owns one can change it, so nobody uses another user's."""
-    path = store / f"paceline-{digest}.zip"
-    try:
-        is_ours = path.lstat().st_uid == os.geteuid() and not path.is_symlink()
-    except OSError:
-        is_ours = True
-    return path if is_ours else store / f"paceline-{digest}-{os.geteuid()}.zip"
 
 
 def _sources() -> dict[str, bytes]:

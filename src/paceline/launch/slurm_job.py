@@ -16,7 +16,7 @@ from pathlib import Path
 
 from paceline.contract import env
 from paceline.contract.claims import find_holder
-from paceline.contract.foreign_records import read_object, read_objects
+from paceline.contract.foreign_records import read_objects
 from paceline.contract.redaction import redact_text
 from paceline.contract.run_folder import SUBMITTING, RunFolder, write_atomically
 from paceline.contract.verdict import DONE, FAILED, read_verdict
@@ -24,14 +24,14 @@ from paceline.errors import ClusterError, JobRejected, NoAnswer, NoSlurm, UsageE
 from paceline.launch.checks.job import check_job
 from paceline.launch.claims import require_not_running
 from paceline.launch.environment.store import resolve_environment
-from paceline.launch.run_folder import find_run, open_run_folder, path_error
+from paceline.launch.run_folder import find_run, open_run_folder
 from paceline.launch.slurm_plan import SlurmPlan, plan_slurm
 from paceline.launch.submission import SLURM, EarlierRun, Submission, fill_folder
 from paceline.slurm import commands as slurm
 from paceline.slurm import sbatch, squeue_and_sacct
 from paceline.slurm.array_script import Trials
 from paceline.slurm.batch_script import shell_library
-from paceline.slurm.job_states import ENDED
+from paceline.slurm.job_states import ENDED, JobState
 from paceline.slurm.limits import explain_rejection
 from paceline.slurm.partitions import Partition, fair_cpus, find_partitions, select_partitions
 from paceline.spec.findings import PROBLEM, WARNING, Finding
@@ -133,7 +133,7 @@ class SlurmJob(Submission):
         plan, folder, job_id = self.plan, self.folder, None
         is_new = self.earlier is None
         with self._sole_submitter(), open_run_folder(self.run_path, is_new=is_new):
-            filled = fill_folder(
+            notes = fill_folder(
                 self.job,
                 run_path=self.run_path,
                 launch_spec=plan.launch_spec,
@@ -145,53 +145,49 @@ class SlurmJob(Submission):
             write_files(plan)
             if script_only is not None:
                 write_script(script_only.absolute(), plan.script)
-            else:
-                if self.earlier is not None:
-                    # the job may start at once; the mark is back if Slurm rejects the job
-                    folder.cancelled.unlink(missing_ok=True)
-                job_id = self._sbatch()
-        return Submitted(plan, job_id, (*self.notes, *plan.notes, *filled.notes))
+                return Submitted(plan, None, (*self.notes, *plan.notes, *notes))
+            # the job may start at once; the mark is back if Slurm rejects the job
+            folder.cancelled.unlink(missing_ok=True)
+            try:
+                job_id = submit_plan(plan)
+            except NoAnswer as problem:
+                raise ClusterError(
+                    problem.message,
+                    hint="Submit it again once Slurm responds. The run's folder is kept and marked "
+                    "as cancelled, so that the job ends immediately if it exists after all: "
+                    f"{folder.path}",
+                ) from None
+            except JobRejected as rejected:
+                raise explain_rejection(self.job, plan, self.partitions, rejected.reason) from None
+        return Submitted(plan, job_id, (*self.notes, *plan.notes, *notes))
 
     @contextmanager
     def _sole_submitter(self) -> Iterator[None]:
-        """Keep out other commands that submit this run. A command that is killed leaves no lock."""
+        """Keep out other commands that submit this run. A command that is killed leaves no lock,
+        and on a file system without locks, nobody is kept out.
+        """
         if self.earlier is None:
             yield
             return
         folder, name = self.folder, self.run_path.run_id
-        try:
-            folder.events.mkdir(exist_ok=True)
-            with _locked(folder.events / "launch.jsonl"):
-                require_not_running(folder)
-                if job := find_unconfirmed_job(folder):
-                    raise UsageError(
-                        f"Run {name} has job {job}, which Slurm had not confirmed.",
-                        hint=f"End it: scancel {job}",
-                    )
-                (folder.path / SUBMITTING).unlink(missing_ok=True)
-                yield
-        except BlockingIOError:
-            raise UsageError(
-                f"Another command is submitting run {name} now.",
-                hint=f"To see its status: {to_type(f'show {name}')}",
-            ) from None
-        except OSError as error:
-            raise path_error("write the run folder", folder.path, error) from None
-
-    def _sbatch(self) -> str:
-        """Submit the script and record the job id in the run folder."""
-        plan, folder = self.plan, self.folder
-        try:
-            return submit_plan(plan)
-        except NoAnswer as problem:
-            raise ClusterError(
-                problem.message,
-                hint="Submit it again once Slurm responds. The run's folder is kept and marked as "
-                f"cancelled, so that the job ends immediately if it exists after all: "
-                f"{folder.path}",
-            ) from None
-        except JobRejected as rejected:
-            raise explain_rejection(self.job, plan, self.partitions, rejected.reason) from None
+        with open(folder.events / "launch.jsonl", "a", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(
+                    f"Another command is submitting run {name} now.",
+                    hint=f"To see its status: {to_type(f'show {name}')}",
+                ) from None
+            except OSError:
+                pass
+            require_not_running(folder)
+            if job := find_unconfirmed_job(folder):
+                raise UsageError(
+                    f"Run {name} has job {job}, which Slurm had not confirmed.",
+                    hint=f"End it: scancel {job}",
+                )
+            (folder.path / SUBMITTING).unlink(missing_ok=True)
+            yield
 
     def _awaited_job(self, name: str) -> str | None:
         """Return the job that `--after` waits for; None if it is done already. `name` is a run's,
@@ -211,8 +207,22 @@ class SlurmJob(Submission):
                 f"Invalid --after {name}: that run is not a Slurm job.",
                 hint="Name a run that was started by `paceline submit`, or a job id.",
             )
-        ended = _ended(folder, job)
-        if ended not in (None, DONE):
+        state, is_known = None, True
+        with suppress(ClusterError):  # Slurm may not answer now
+            state = squeue_and_sacct.states([job]).get(job)
+            is_known = state is not None or folder is not None or squeue_and_sacct.knows(job)
+        if not is_known:
+            raise UsageError(
+                f"Invalid --after {name}: Slurm knows no job {name}, and no run has that id.",
+                hint="Use a run or a job in the queue (`squeue` lists jobs). If the job is done, "
+                "omit --after. To wait for a job that you are not allowed to see, use --dependency "
+                f"afterok:{name}.",
+            )
+        ended = _ended(folder, state)
+        if ended == DONE:
+            self.notes.append(f"{name} is already done, so the job does not wait for it")
+            return None
+        if ended is not None:
             again = "run it again"
             if folder is not None:
                 again = f"continue it (`{to_type(f'submit --resume {folder.path.name}')}`)"
@@ -221,50 +231,23 @@ class SlurmJob(Submission):
                 f"{ended}.",
                 hint=f"Either {again} first, or omit --after.",
             )
-        if ended is None and folder is None and not _may_exist(job):
-            raise UsageError(
-                f"Invalid --after {name}: Slurm knows no job {name}, and no run has that id.",
-                hint="Use a run or a job in the queue (`squeue` lists jobs). If the job is done, "
-                "omit --after. To wait for a job that you are not allowed to see, use --dependency "
-                f"afterok:{name}.",
-            )
-        if folder is not None:
-            with suppress(OSError, ValueError):  # the run may be another user's
-                spec = read_object(folder.launch_spec)
-                if spec.get("work"):
-                    self.notes.append(
-                        f"{folder.path.name} writes new files to {spec['cwd']}; read them from "
-                        "there"
-                    )
-        if ended is not None:
-            self.notes.append(f"{name} is already done, so the job does not wait for it")
-        return job if ended is None else None
+        return job
 
 
-def _may_exist(job: str) -> bool:
-    """Return whether Slurm knows a job, or does not answer."""
-    try:
-        return bool(squeue_and_sacct.states([job])) or squeue_and_sacct.knows(job)
-    except ClusterError:
-        return True
-
-
-def _ended(folder: RunFolder | None, job: str) -> str | None:
+def _ended(folder: RunFolder | None, state: JobState | None) -> str | None:
     """Return how a run or a job has ended; None if it has not, or if nobody knows."""
-    state = None
-    with suppress(ClusterError):
-        state = squeue_and_sacct.states([job]).get(job)
     if state is not None and state.phase != ENDED:
         return None
-    holder = find_holder(folder) if folder is not None else None
-    verdict = read_verdict(holder.job_start.verdict) if holder is not None else None
-    if verdict == DONE:
-        return DONE
-    if folder is not None and folder.cancelled.exists():
-        return "cancelled"
-    if state is not None:
-        return state.label
-    return FAILED if verdict == FAILED else None
+    if folder is not None:
+        holder = find_holder(folder)
+        verdict = read_verdict(holder.job_start.verdict) if holder is not None else None
+        if verdict == DONE:
+            return DONE
+        if folder.cancelled.exists():
+            return "cancelled"
+        if state is None:
+            return FAILED if verdict == FAILED else None
+    return state.label if state is not None else None
 
 
 # -- the files of a submission
@@ -292,26 +275,20 @@ def submit_plan(plan: SlurmPlan) -> str:
     with sbatch.withdrawn_on_failure(plan, folder.cancelled, known=known):
         job = sbatch.run_sbatch(plan.sbatch, plan.submitter, folder=folder.path, known=known)
     try:
-        _record_job(folder, job, plan.after)
+        # the job does the same when it starts
+        write_atomically(folder.job, f"{job}\n")
+        line = {"time": time.time(), "event": "queued", "job": job}
+        if plan.after:
+            line["after"] = list(plan.after)
+        if request := os.environ.get(env.REQUEST):
+            line["request"] = request
+        with open(folder.events / "launch.jsonl", "a", encoding="utf-8") as events:
+            events.write(json.dumps(line) + "\n")
     # the run folder is removed or restored on errors, and the job cannot run with that
     except BaseException:
         slurm.call(["scancel", job], environ=plan.submitter, check=False)
         raise
     return job
-
-
-def _record_job(folder: RunFolder, job: str, after: Sequence[str]) -> None:
-    """Record the run's job id, and the jobs that it waits for. The job does the same with its id
-    when it starts.
-    """
-    write_atomically(folder.job, f"{job}\n")
-    line = {"time": time.time(), "event": "queued", "job": job}
-    if after:
-        line["after"] = list(after)
-    if request := os.environ.get(env.REQUEST):
-        line["request"] = request
-    with open(folder.events / "launch.jsonl", "a", encoding="utf-8") as events:
-        events.write(json.dumps(line) + "\n")
 
 
 # -- a submission whose answer was lost
@@ -348,19 +325,3 @@ def find_repeated(scratch: Path) -> tuple[RunFolder, str] | None:
             return folder, job
         write_atomically(folder.cancelled, f"{time.time():.0f}\n")
     return None
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock on a file. Raises BlockingIOError if another process holds it.
-
-    On a file system without locks, nobody is kept out.
-    """
-    with open(path, "a", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise
-        except OSError:
-            pass
-        yield

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import shutil
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import REDACTED
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import EnvironmentProblem
-from paceline.launch.code_snapshot import CodeList, Snapshot, identify_code, list_code
+from paceline.launch.code_snapshot import Snapshot, identify_code, list_code
 from paceline.launch.launch_spec import launch_spec_text, run_record
-from paceline.launch.links import Links, check_args, find_links
-from paceline.launch.machine import host_details
+from paceline.launch.links import check_args, find_links
 from paceline.launch.run_folder import new_run_path
 from paceline.launch.run_half_zip import write_run_half
 from paceline.launch.secrets import read_secrets, secret_files
@@ -29,8 +24,6 @@ from paceline.spec.run_path import RunPath, run_path_of
 from paceline.staging.working_directory import WorkingDirectory
 
 LOCAL, SLURM = "local", "slurm"
-SHOWN = 5  # files that a note names
-SPARE_SPACE = 256 << 20  # bytes; with less, the code is copied before the run starts
 
 
 @dataclass(frozen=True)
@@ -41,15 +34,6 @@ class EarlierRun:
     record: dict[str, Any]  # run.json
     launch_spec: LaunchSpec
     keeps_code: bool  # whether it goes on with the copy of the code that it has
-
-    @property
-    def hidden_variables(self) -> list[str]:
-        """The variables of `--env` whose values the record does not have."""
-        try:
-            variables = dict(self.record["spec"]["environment"]["variables"])
-        except (KeyError, TypeError, ValueError):
-            return []
-        return [name for name, text in variables.items() if text == REDACTED]
 
 
 class Submission:
@@ -78,12 +62,19 @@ class Submission:
         self.run_path = run_path or new_run_path(job, os.environ)
         self.secrets = read_secrets(job, os.environ)
         self.notes: list[str] = []  # for the user, besides the plan's
-        known = {*self.secrets.values, *job.environment.variables, *os.environ}
-        if earlier is not None and (lost := set(earlier.hidden_variables) - known):
-            self.notes.append(
-                "secrets are not stored, so pass these --env variables again if needed: "
-                f"{', '.join(sorted(lost))}"
+        if earlier is not None:
+            environment = earlier.record["spec"].get("environment") or {}
+            hidden = (
+                name
+                for name, text in (environment.get("variables") or {}).items()
+                if text == REDACTED
             )
+            known = {*self.secrets.values, *self.job.environment.variables, *os.environ}
+            if lost := sorted(set(hidden) - known):
+                self.notes.append(
+                    "secrets are not stored, so pass these --env variables again if needed: "
+                    f"{', '.join(lost)}"
+                )
 
     @property
     def folder(self) -> RunFolder:
@@ -110,14 +101,6 @@ def path_in_run(path: Path, *, job: Job, run_path: RunPath) -> Path:
 # ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class FilledFolder:
-    """`keep_code` copies the code once the agents have started, and returns notes on it."""
-
-    notes: tuple[str, ...]
-    keep_code: Callable[[], list[str]]
-
-
 def fill_folder(
     job: Job,
     *,
@@ -127,104 +110,49 @@ def fill_folder(
     backend: str,
     in_copy: bool,
     earlier: EarlierRun | None = None,
-    code_later: bool = False,
-) -> FilledFolder:
-    """Write the code, the run half, the launch spec and run.json into an open run folder.
+) -> list[str]:
+    """Write the code, the run half, the launch spec and run.json into an open run folder; return
+    notes for the user.
 
     With `in_copy` the ranks run the copy of the code, so that code which cannot be copied is an
-    error; otherwise it is a note. With `code_later` it is only listed: local ranks do not need it,
-    and should start first.
+    error; otherwise it is a note.
     """
     folder, notes = run_path.folder, list[str]()
-    listed: CodeList | None = None
-    snapshot: Snapshot | None = None
-    links: Links | None = None
-    code_later = code_later and shutil.disk_usage(folder.path).free > SPARE_SPACE
+    before = None if earlier is None else earlier.record
     if earlier is not None and earlier.keeps_code:
         launch_spec = replace(launch_spec, work=earlier.launch_spec.work)
+        code = earlier.record.get("code", {})
     else:
         if earlier is not None:
             _remove_code(folder, earlier.launch_spec)
-        listed = _list_code(job, run_path, notes, required=in_copy)
-        if listed is not None and not code_later:
-            snapshot = _store_code(listed, run_path, notes, required=in_copy)
-    if snapshot is not None and in_copy and job.project.workdir == "snapshot":
-        inside = run_folders_inside(job.folder, run_path)
-        links = find_links(job.folder.absolute(), snapshot.names, run_folders=inside)
-        notes += links.notes
-        launch_spec = _with_work(launch_spec, job, run_path, snapshot, links)
-    # it may be a link to the store's, which must not be overwritten
-    folder.run_half.unlink(missing_ok=True)
-    compiled = backend == SLURM and job.environment.kind == "current"
+        snapshot = take_snapshot(job, run_path, notes, required=in_copy)
+        if snapshot is not None and in_copy and job.project.workdir == "snapshot":
+            launch_spec = replace(
+                launch_spec, work=_plan_work(job, run_path, snapshot, cwd=launch_spec.cwd)
+            )
+        code = {"folder": str(job.folder), **asdict(identify_code(job.folder))}
+        if snapshot is not None:
+            code["snapshot"] = snapshot.path.name
+            code |= {"bytes": snapshot.size, "files": len(snapshot.names)}
     # agents that this Python starts do not need it
-    half_later = code_later and launch_spec.python == sys.executable
-    if not half_later:
+    if backend == SLURM or launch_spec.python != sys.executable:
+        compiled = backend == SLURM and job.environment.kind == "current"
         write_run_half(folder.run_half, store=run_path.store, compiled=compiled)
     folder.events.mkdir(exist_ok=True)
     # The launch spec contains the job's variables, which others must not read.
     write_atomically(folder.launch_spec, launch_spec_text(launch_spec), mode=0o600)
-    before = earlier.record if earlier is not None else None
-    record = functools.partial(
-        run_record,
+    record = run_record(
         job,
         run_path=run_path,
         launch_spec=launch_spec,
         command=command,
-        time=time.time(),
-        facts=_facts(backend, launch_spec, before),
+        backend=backend,
+        code=code,
         before=before,
     )
-    code: dict[str, Any] = {"folder": str(job.folder)}
-    if earlier is not None and earlier.keeps_code:
-        code = earlier.record.get("code", code)
-    elif not code_later:
-        code = _describe_code(job, snapshot, links)
     # Written last: a folder that has a run.json is a run.
-    write_atomically(folder.run_json, record(code=code))
-
-    def keep_code() -> list[str]:
-        if not code_later:
-            return []
-        later: list[str] = []
-        try:
-            if half_later:
-                write_run_half(folder.run_half, store=run_path.store)
-            snapshot = _store_code(listed, run_path, later, required=False) if listed else None
-            if listed is not None and (changed := listed.changed_since()):
-                later.append(
-                    "these files changed while the run started, so its copy of the code may "
-                    f"differ: {_shown(changed)}"
-                )
-            write_atomically(folder.run_json, record(code=_describe_code(job, snapshot, None)))
-        except OSError as error:  # the run itself goes on
-            later.append(f"the code of this run could not be copied: {error.strerror or error}")
-        return later
-
-    return FilledFolder(tuple(notes), keep_code)
-
-
-def _facts(
-    backend: str, launch_spec: LaunchSpec, before: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Return what run.json says about where and for what the run is started."""
-    facts = {**host_details(), "backend": backend, "style": launch_spec.style}
-    if backend == SLURM:
-        facts["slurm_conf"] = os.environ.get("SLURM_CONF", "")  # for shells that lack it
-    elif before is not None:  # a job that goes on here can go back into the queue as it was
-        facts |= {key: before[key] for key in ("backend", "slurm_conf") if key in before}
-    if request := os.environ.get(env.REQUEST):
-        facts["request"] = request
-    return facts
-
-
-def list_project(job: Job, run_path: RunPath) -> CodeList:
-    """List the code that a run copies."""
-    return list_code(
-        job.folder,
-        limit=job.project.snapshot_limit * 10**6,
-        exclude=job.project.exclude,
-        exclude_paths=[*run_folders_inside(job.folder, run_path), *secret_files(job, os.environ)],
-    )
+    write_atomically(folder.run_json, record)
+    return notes
 
 
 def run_folders_inside(folder: Path, run_path: RunPath) -> list[Path]:
@@ -236,12 +164,21 @@ def run_folders_inside(folder: Path, run_path: RunPath) -> list[Path]:
     return [path for path in paths if not project.is_relative_to(path.resolve())]
 
 
-def _list_code(job: Job, run_path: RunPath, notes: list[str], *, required: bool) -> CodeList | None:
-    """List the code if the job wants a copy of it; add notes for the user."""
+def take_snapshot(
+    job: Job, run_path: RunPath, notes: list[str], *, required: bool
+) -> Snapshot | None:
+    """Copy the code if the job wants it, and link the run to the copy; add notes for the user."""
     if not job.project.snapshot:
         return None
+    inside = [*run_folders_inside(job.folder, run_path), *secret_files(job, os.environ)]
     try:
-        listed = list_project(job, run_path)
+        listed = list_code(
+            job.folder,
+            limit=job.project.snapshot_limit * 10**6,
+            exclude=job.project.exclude,
+            exclude_paths=inside,
+        )
+        snapshot = listed.store(run_path.store)
     except EnvironmentProblem as problem:
         if required:
             raise
@@ -249,33 +186,8 @@ def _list_code(job: Job, run_path: RunPath, notes: list[str], *, required: bool)
         return None
     if listed.skipped_secrets:
         notes.append(f"secrets left out of the code snapshot: {', '.join(listed.skipped_secrets)}")
-    return listed
-
-
-def _store_code(
-    listed: CodeList, run_path: RunPath, notes: list[str], *, required: bool
-) -> Snapshot | None:
-    """Take a snapshot of the listed code, and link the run to it; add notes for the user."""
-    try:
-        snapshot = listed.store(run_path.store)
-    except EnvironmentProblem as problem:
-        if required:
-            raise
-        notes.append(f"no snapshot of the code was taken: {problem.message}")
-        return None
-    folder = run_path.folder
-    os.symlink(os.path.relpath(snapshot.path, folder.path), folder.code)
-    if outside := snapshot.outside_links:
-        named = [f"{name} -> {os.readlink(listed.folder / name)}" for name in outside]
-        notes.append(
-            "links to targets outside the project, which are not in the code snapshot: "
-            f"{_shown(named)}"
-        )
+    os.symlink(os.path.relpath(snapshot.path, run_path.folder.path), run_path.folder.code)
     return snapshot
-
-
-def _shown(names: Sequence[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
 
 
 def _remove_code(folder: RunFolder, launch_spec: LaunchSpec) -> None:
@@ -288,25 +200,12 @@ def _remove_code(folder: RunFolder, launch_spec: LaunchSpec) -> None:
     folder.code.unlink(missing_ok=True)
 
 
-def _with_work(
-    launch_spec: LaunchSpec, job: Job, run_path: RunPath, snapshot: Snapshot, links: Links
-) -> LaunchSpec:
-    """Tell the head agent how to fill the working directory."""
+def _plan_work(job: Job, run_path: RunPath, snapshot: Snapshot, *, cwd: str) -> dict[str, Any]:
+    """Return what the head agent fills the working directory with."""
     project = job.folder.absolute()
-    if job.launch.check and launch_spec.cwd != str(job.cwd):
-        check_args(
-            job.program.args, cwd=job.cwd, project=project, code=snapshot.names, links=links.names
-        )
-    work = {"code": str(run_path.folder.code), "project": str(project), "links": links.names}
-    return replace(launch_spec, work=work)
-
-
-def _describe_code(job: Job, snapshot: Snapshot | None, links: Links | None) -> dict[str, Any]:
-    identity = identify_code(job.folder, snapshot.names if snapshot is not None else ())
-    details: dict[str, Any] = {"folder": str(job.folder), **asdict(identity)}
-    if snapshot is not None:
-        details["snapshot"], details["bytes"] = snapshot.digest, snapshot.size
-        details["files"] = len(snapshot.names)
-    if links is not None and links.in_place:
-        details["in_place"] = links.in_place
-    return details
+    inside = run_folders_inside(job.folder, run_path)
+    links = find_links(project, snapshot.names, run_folders=inside)
+    if job.launch.check and cwd != str(job.cwd):
+        args, code = job.program.args, snapshot.names
+        check_args(args, cwd=job.cwd, project=project, code=code, links=links)
+    return {"code": str(run_path.folder.code), "project": str(project), "links": links}

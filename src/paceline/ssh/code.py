@@ -19,7 +19,7 @@ from pathlib import Path
 
 from paceline.contract.files import show_size
 from paceline.errors import EnvironmentProblem, SpecError
-from paceline.launch.code_snapshot import CodeTooLarge, identify_code, list_code, takes_output
+from paceline.launch.code_snapshot import CodeTooLarge, identify_code, list_code
 from paceline.launch.run_folder import resolve_scratch
 from paceline.launch.secrets import secret_files
 from paceline.spec.job import Job
@@ -87,9 +87,7 @@ def pack_code(
         raise EnvironmentProblem(
             problem.message, hint=_instead(problem.largest, cluster, is_count=problem.is_count)
         ) from None
-    # the output of this command changes on the way
-    names = [name for name in listed.sizes if not takes_output(listed.folder / name)]
-    code = _describe(job.folder, listed.folder, names)
+    code = _describe(job.folder, listed.folder, listed.sizes)
     parcel = Parcel(listed.folder, code, listed.skipped_secrets, is_own)
     if parcel.size > limit:  # holes count on the way
         name = max(code.files, key=lambda each: code.files[each][1])
@@ -128,7 +126,7 @@ def pack_settings(folder: Path, file: Path | None) -> Parcel:
 
 def _describe(project: Path, folder: Path, names: Iterable[str]) -> SentCode:
     files = _read(folder, names)
-    identity = identify_code(project, files)
+    identity = identify_code(project)
     name = project.name or "project"  # runs are grouped by it
     return SentCode(name, files, identity.commit, identity.branch, identity.changed)
 

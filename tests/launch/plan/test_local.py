@@ -175,8 +175,7 @@ def test_secrets_in_arguments_of_sbatch_are_hidden_in_the_record(tmp_path: Path)
         run_path=SITE,
         launch_spec=LaunchSpec("r", "train.py", []),
         command=[],
-        time=0.0,
-        facts={},
+        backend="local",
         code={},
     )
     assert json.loads(text)["spec"]["job"]["extra"] == ["--export=API_KEY=***", "--switches=1"]

@@ -1,4 +1,4 @@
-"""`paceline export`: write a run's newest or best weights to one file, loading torch only if necessary."""
+"""`paceline export`: write a run's newest or best weights to one file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from paceline.contract.checkpoint import (
     is_complete,
     read_marker,
 )
-from paceline.contract.files import show_size
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError, EnvironmentProblem, UsageError
@@ -69,24 +68,8 @@ def command(
     if step is None and not best:
         _name_better(source, marker.step)
     name = weights.choose_object(marker, object_name)
-    references = weights.tensor_references(folder, name)
-    names = weights.plain_names(list(references))
-    if output.suffix.lower() in TORCH_SUFFIXES:
-        _export_with_torch(
-            source, folder, name, names, output, why=f"{output.suffix} files are written by torch"
-        )
-    if any("$sharded" in reference for reference in references.values()):
-        why = f"{folder.name} holds sharded state (FSDP2)"
-        _export_with_torch(source, folder, name, names, output, why=why)
-    index = weights.read_index(folder, marker)
-    tensors = {names[key]: index[reference["$tensor"]] for key, reference in references.items()}
-    replaced = ", replaced" if output.exists() else ""
-    size = weights.write_weights(
-        output, tensors, metadata={"step": str(marker.step), "object": name}
-    )
-    text = f"{len(tensors)} tensors, {show_size(size)}, step {marker.step}{replaced}"
-    remote_output.describe(output, f"{{path}}: {text}", console.say_note)
-    return 0
+    names = weights.plain_names(weights.tensor_keys(folder, name))
+    _export_with_torch(source, folder, name, names, output)
 
 
 def _check_output(output: Path) -> None:
@@ -153,7 +136,7 @@ def _find_intact(source: Path, step: int | None) -> tuple[Path, Marker]:
 
 
 def _export_with_torch(
-    source: Path, folder: Path, name: str, names: dict[str, str], output: Path, *, why: str
+    source: Path, folder: Path, name: str, names: dict[str, str], output: Path
 ) -> NoReturn:
     """Continue in a Python that has torch: this one or the run's own."""
     python = sys.executable
@@ -166,11 +149,13 @@ def _export_with_torch(
             ).python
         except (OSError, ValueError):
             raise EnvironmentProblem(
-                f"{why}, and this Python has no torch.",
+                "Export needs torch, which this Python does not have.",
                 hint="Run `paceline export` where torch is installed, for example in the job's environment.",
             ) from None
     package = str(Path(paceline.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     module = "paceline.runtime.checkpoint.sharded.export"
-    argv = [python, "-m", module, str(folder), name, str(output), json.dumps(names)]
+    shown: list[str] = []  # as the laptop calls it, with --on
+    remote_output.describe(output, "{path}", shown.append)
+    argv = [python, "-m", module, str(folder), name, str(output), json.dumps(names), *shown]
     os.execvpe(python, argv, {**os.environ, "PYTHONPATH": path})

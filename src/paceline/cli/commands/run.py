@@ -91,7 +91,7 @@ def command(
     if resume is not None and not here and not _has_consent(run.folder):
         console.say_note("nothing was started")
         return 1
-    for note in run.prepare(["paceline", *sys.argv[1:]], code_later=True):
+    for note in run.prepare(["paceline", *sys.argv[1:]]):
         console.say_note(note)
     return _launch(run, settings.flags)
 
@@ -150,20 +150,15 @@ def _launch(run: LocalRun, flags: Sequence[Flag] = ()) -> int:
     from paceline.launch.warm_start import find_zygote
     from paceline.spec.quantities import show_seconds
 
-    def after_start() -> None:
-        # the first rank's line may take long: somebody who watches should know why
-        if sys.stderr.isatty():
-            console.say_note(f"starting {plan.rank_counts}")
-        for note in run.keep_code():
-            console.say_note(note)
-
     started = time.monotonic()
     plan, job = run.plan, run.job
     folder = plan.run_path.folder
     prestarted, notes = find_zygote(plan, warm=job.launch.warm)
     for note in notes:
         console.say_note(note)
-    code = run_agents(plan, prestarted=prestarted, after_start=after_start)
+    if sys.stderr.isatty():  # the first rank's line may take long: who watches should know why
+        console.say_note(f"starting {plan.rank_counts}")
+    code = run_agents(plan, prestarted=prestarted)
     from paceline.watch.events import had_nothing_left, had_session, read_events
     from paceline.watch.goodput import compute_goodput
 

@@ -1,9 +1,8 @@
-"""Export weights with torch: `paceline export` continues here if the state is sharded, or for a
-file of torch.save.
+"""Export weights: `paceline export` continues here, in a Python that has torch.
 
-    python -m paceline.runtime.checkpoint.sharded.export FOLDER OBJECT OUTPUT NAMES
+    python -m paceline.runtime.checkpoint.sharded.export FOLDER OBJECT OUTPUT NAMES SHOWN
 
-NAMES is a JSON object: state key -> name in the output file.
+NAMES is a JSON object: state key -> name in the output file. SHOWN is what to call the output.
 """
 
 from __future__ import annotations
@@ -76,8 +75,7 @@ def write_tensors(output: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    # the last one is a file for what is printed otherwise
-    folder, name, output, names, *about = argv
+    folder, name, output, names, shown = argv
     try:
         step = read_marker(Path(folder)).step
         tensors = gather(Path(folder), name, json.loads(names))
@@ -87,10 +85,7 @@ def main(argv: list[str]) -> int:
     replaced = ", replaced" if os.path.exists(output) else ""
     write_tensors(Path(output), tensors)
     text = f"{len(tensors)} tensors, {show_size(os.stat(output).st_size)}, step {step}{replaced}"
-    if about:
-        Path(about[0]).write_text(f"{{path}}: {text}", encoding="utf-8")
-    else:
-        print(f"paceline: {output}: {text}", file=sys.stderr)
+    print(f"paceline: {shown}: {text}", file=sys.stderr)
     return 0
 
 
