@@ -17,8 +17,7 @@ from paceline.contract.checkpoint import FileChecksum, Marker
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.ssh.connection import Connection
-from paceline.ssh.fetch import Fetched, fetch
-from paceline.ssh.fetch_list import ALL, LOGS, RECORDS, WEIGHTS, choose_contents
+from paceline.ssh.fetch import ALL, LOGS, RECORDS, WEIGHTS, Fetched, choose_contents, fetch
 from tests.ssh.local_connection import HERE
 
 RSYNC = shutil.which("rsync") or ""
@@ -163,8 +162,9 @@ def test_what_has_grown_comes_and_what_was_changed_here_stays(there: Path, tmp_p
         "work/project/result.csv was changed here since it was fetched; --overwrite restores it"
     ]
     (there / "work" / "project" / "result.csv").write_text("other")
-    with pytest.raises(UsageError, match=r"Changed in .*: work/project/result.csv\."):
-        bring(there, here)
+    with (there / "attempt-1" / "rank-0.log").open("a") as file:
+        file.write("three\n")
+    assert (bring(there, here).files, bring(there, here).notes) == (1, made.notes)
     assert (here / "work" / "project" / "result.csv").read_text() == "mine"
     bring(there, here, overwrite=True)
     assert (here / "work" / "project" / "result.csv").read_text() == "other"

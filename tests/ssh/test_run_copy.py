@@ -14,7 +14,7 @@ import pytest
 
 from paceline.errors import ConnectionProblem
 from paceline.ssh.connection import Connection
-from paceline.ssh.run_copy import LITTLE, Follower, News, RunCopy, parse_lines, remove_unused
+from paceline.ssh.run_copy import LITTLE, Follower, News, RunCopy, parse_lines
 from paceline.ssh.run_list import RunList
 from paceline.watch.log_file import skipped_bytes
 from paceline.watch.origin import ClusterCopy, read_job_states, show, status
@@ -154,13 +154,15 @@ def wait_until(check: Callable[[], object]) -> None:
 def test_a_follower_notes_a_lost_connection_and_goes_on(
     there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.ssh.run_copy.PAUSES", (0.01, 0.02))
-    listed, is_open, said = RunList(there), [True], list[str]()
+    monkeypatch.setattr("paceline.ssh.run_copy.PAUSE", 0.01)
+    listed, is_open, is_odd, said = RunList(there), [True], [False], list[str]()
 
     @contextmanager
     def stream() -> Iterator[tuple[Connection, Iterator[News]]]:
         def lines() -> Iterator[bytes]:
             while is_open[0]:
+                if is_odd[0]:
+                    yield b"oops\n"
                 yield f"{json.dumps(listed.read_news())}\n".encode()
                 time.sleep(0.01)
             yield b'{"cut o'
@@ -180,8 +182,12 @@ def test_a_follower_notes_a_lost_connection_and_goes_on(
         is_open[0] = True
         wait_until(lambda: status() == "")
         wait_until((base / "runs" / RUN / "config.json").exists)
-    assert len(said) == 2
-    assert said[1] == "connected to alps again"
+        is_odd[0] = True
+        wait_until(lambda: "list of runs cannot be read: oops" in status())
+        is_odd[0] = False
+        wait_until(lambda: status() == "")
+    assert len(said) == 4
+    assert said[1] == said[3] == "connected to alps again"
     # a second one waits for the first to end
     Follower(base, stream, cluster="alps", say=said.append).begin()
     is_open[0] = False
@@ -195,12 +201,3 @@ def test_what_prevents_the_start_is_raised(tmp_path: Path) -> None:
 
     with pytest.raises(ConnectionProblem, match="not logged in"):
         Follower(tmp_path / "here", stream, cluster="alps", say=print).begin()
-
-
-def test_copies_that_nobody_watches_go(tmp_path: Path) -> None:
-    for name in ("old", "new"):
-        RunCopy(tmp_path / name).hear(there=1.0, scratch="")
-    os.utime(tmp_path / "old" / "heard.json", (1, 1))
-    (tmp_path / "begun").mkdir()
-    remove_unused(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == ["begun", "new"]

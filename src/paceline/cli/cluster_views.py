@@ -67,9 +67,8 @@ def copy_folder(cluster: Cluster, project: ProjectFile) -> Path:
 
 
 def _follow(asked: Forwarded, copy: ClusterCopy) -> int:
-    from paceline.ssh.run_copy import Follower, remove_unused
+    from paceline.ssh.run_copy import Follower
 
-    remove_unused(copy.base.parent)
     say = (lambda text: None) if asked.key == "top" else console.say_note
     follower = Follower(copy.base, lambda: _stream(asked, [FOLLOW]), cluster=copy.cluster, say=say)
     follower.begin()

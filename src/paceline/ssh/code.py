@@ -194,7 +194,8 @@ def send(connection: Connection, parcel: Parcel, place: str, *, like: str, rsync
         target = f"{partial}/{parcel.code.project}"
         if not (rsync and _send_by_rsync(connection, parcel, target, like=like)):
             files = {name: parcel.folder / name for name in parcel.code.files}
-            script = f"umask 077; rm -rf {word(target)}; mkdir {word(target)}; tar -xzf - -C {word(target)}\n"
+            # over what is there: another command may be working in that folder
+            script = f"umask 077; tar -xzf - -C {word(target)}\n"
             if (answer := connection.send_tar(files, script)).code != 0:
                 raise _cannot_send(connection, answer.errors)
         script = (

@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.launch.secret_files import is_secret
 from paceline.ssh.connection import Connection
-from paceline.ssh.rsync import KEPT, PARTIAL, Copied, Route, first_line
+from paceline.ssh.rsync import KEPT, PARTIAL, Copied, Route, first_line, is_safe_link
 
 
 @dataclass
@@ -93,18 +93,10 @@ def _add(found: SentData, path: str, name: str) -> None:
         return
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
-        kept = found.names if _is_safe(name, os.readlink(path)) else found.outside
+        kept = found.names if is_safe_link(name, os.readlink(path)) else found.outside
         kept.append(name)
     elif stat.S_ISREG(status.st_mode):
         if not os.access(path, os.R_OK):
             found.unreadable.append(name)
         found.names.append(name)
         found.size += status.st_size
-
-
-def _is_safe(name: str, target: str) -> bool:
-    """Whether rsync sends a link. Newer ones leave out all with `..` but at the beginning."""
-    parts = target.split("/")
-    up = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
-    is_inside = up <= name.count("/") and ".." not in parts[up:]
-    return is_inside and not target.startswith("/") and not target.endswith("/..")

@@ -1,36 +1,133 @@
-"""Fetch a run: ask which files it has, and copy those that are missing here.
+"""Fetch a run: the cluster lists its files, and rsync brings those that are missing here.
 
-rsync gives each file its name once it is complete. A checkpoint arrives in a folder of its own, and
-gets its name once its marker confirms all its files.
+`choose_contents` runs on the cluster. rsync gives each file its name once it is complete. A
+checkpoint arrives in a folder of its own, and gets its name once its marker confirms all its files.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
+import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.checkpoint import find_damage, read_marker
-from paceline.contract.files import show_size
-from paceline.contract.foreign_records import read_object
+from paceline.contract.checkpoint import find_damage, is_weights_file, list_checkpoints, read_marker
+from paceline.contract.foreign_records import NUMBER, read_fields
 from paceline.contract.run_folder import RunFolder, write_atomically
-from paceline.errors import CheckpointError, EnvironmentProblem, UsageError
+from paceline.errors import CheckpointError, UsageError
 from paceline.ssh.connection import Connection
-from paceline.ssh.fetch_list import Row
-from paceline.ssh.rsync import PARTIAL, Route
+from paceline.ssh.rsync import PARTIAL, Route, is_safe_link
 
 TRIES = 5  # of a checkpoint that is damaged there, or that the run removes meanwhile
-SHOWN = 5
+RECORDS, LOGS, WEIGHTS, ALL = "records", "logs", "weights", "all"
+SMALL = 10 << 20  # bytes: larger results come only if asked for
+LOG_FILES = ("run.json", "launch.json", "job", "requeues", "cancelled", "slurm.log")
+LOG_FOLDERS = ("claims", "job-starts")  # and attempt-N
+LARGE_FILES = ("paceline.zip",)
+SECRETS = ("environment.sh",)  # in whatever folder of a run: they never leave the cluster
+REPOSITORY = ".git"  # git runs commands that are configured there
+GONE = "it cannot be read, or it changed or was removed while it was fetched"
+KEPT = "was changed here since it was fetched; --overwrite restores it"
 
-Version = list[Any]  # the size of a file, and when it was changed; or the target of a link
+Row = list[Any]  # the name of a file, its size, when it was changed, and the target of a link
 Ask = Callable[[Sequence[str]], tuple[Connection, Mapping[str, Any]]]
+
+
+# -- on the cluster: what comes
+
+
+@dataclass
+class Contents:
+    files: list[Row] = field(default_factory=list)
+    code: list[Row] = field(default_factory=list)  # of the snapshot that `code` links to
+    checkpoints: list[str] = field(default_factory=list)  # names of those that come
+    left: list[Row] = field(default_factory=list)  # what stays there
+    # links to elsewhere that would come, with their targets
+    skipped: list[str] = field(default_factory=list)
+
+
+def choose_contents(folder: RunFolder, what: str, *, skip: Collection[str] = ()) -> Contents:
+    """Return what comes. `skip` names checkpoints that have turned out to be damaged."""
+    found = Contents()
+    found.checkpoints = [name for name in _complete_checkpoints(folder) if name not in skip]
+    if what != ALL:
+        found.checkpoints = found.checkpoints[:1] if what == WEIGHTS else []
+    loose_weights = what == WEIGHTS and not found.checkpoints
+    for row in _walk(folder.path):
+        name, _, _, link = row
+        comes = _comes(row, what, found.checkpoints, folder)
+        if link and not is_safe_link(name, link):
+            if comes and name not in (folder.code.name, folder.run_half.name):
+                found.skipped.append(f"{name} -> {link}")
+        elif comes or (loose_weights and is_weights_file(name)):
+            found.files.append(row)
+        else:
+            found.left.append(row)
+    if what == ALL and folder.code.is_dir():
+        found.code = list(_walk(folder.code.resolve(), is_code=True))
+    return found
+
+
+def _comes(row: Row, what: str, checkpoints: Collection[str], folder: RunFolder) -> bool:
+    name, size, _, link = row
+    top, _, rest = name.partition("/")
+    if top == "checkpoints":  # and links to them, such as `latest`
+        return rest.split("/")[0] in checkpoints or bool(what == ALL and link and "/" not in rest)
+    if what == ALL:
+        return True
+    is_log = top in LOG_FOLDERS or top.startswith("attempt-")
+    if what == LOGS:
+        return name in LOG_FILES or (bool(rest) and is_log)
+    if is_log or not rest:
+        return name not in LARGE_FILES
+    return size <= SMALL and not (top == "work" and _is_code(row, folder))
+
+
+def _is_code(row: Row, folder: RunFolder) -> bool:
+    """Whether a file of the working directory, `work/<project>/<name>`, is a copy of the code."""
+    try:
+        known = os.lstat(folder.code / row[0].split("/", 2)[-1])
+    except OSError:
+        return False
+    return [known.st_size, int(known.st_mtime), ""] == row[1:]
+
+
+def _complete_checkpoints(folder: RunFolder) -> Iterator[str]:
+    """Yield the checkpoints that have a marker, newest first."""
+    for path in list_checkpoints(folder.checkpoints):
+        try:
+            read_marker(path)
+        except CheckpointError:
+            continue
+        yield path.name
+
+
+def _walk(root: Path, *, is_code: bool = False) -> Iterator[Row]:
+    """Yield the files and links of a run, or of its code, which is the user's whatever its names."""
+    for parent, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if name != REPOSITORY)
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+        for name in sorted([*names, *links]):
+            path = os.path.join(parent, name)
+            is_temporary = name.startswith(".") and name.endswith((".partial", ".reserved"))
+            if (name in SECRETS and not is_code) or is_temporary or name == REPOSITORY:
+                continue
+            try:
+                status = os.lstat(path)
+                link = os.readlink(path) if stat.S_ISLNK(status.st_mode) else ""
+            except OSError:  # it has just gone
+                continue
+            if link or stat.S_ISREG(status.st_mode):
+                size = 0 if link else status.st_size
+                yield [os.path.relpath(path, root), size, int(status.st_mtime), link]
+
+
+# -- here: bring it
 
 
 @dataclass
@@ -56,22 +153,7 @@ def fetch(
     """
     connection, listing = ask([])
     made, skip = Fetched(choose_folder(listing), listing), list[str]()
-    with _opened(made.folder):
-        for _ in range(TRIES):
-            copy = _Copy(connection, made, overwrite=overwrite, progress=progress)
-            damaged = copy.run(connection.cluster.name)
-            if not damaged:
-                break
-            made.notes += [f"{name} was left out: {why}" for name, why in damaged.items()]
-            skip += damaged
-            connection, made.listing = ask(skip)
-    return made
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[None]:
-    """Make the folder of a run, and keep other commands away from it meanwhile."""
-    folder = RunFolder(path)
+    folder, path = RunFolder(made.folder), made.folder
     is_fetched = folder.fetched.is_file() or folder.arrivals.is_dir()
     if not is_fetched and path.exists() and any(path.iterdir()):
         raise UsageError(
@@ -81,140 +163,104 @@ def _opened(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
     folder.arrivals.mkdir(mode=0o700, exist_ok=True)
-    with open(folder.arrivals / "lock", "w", encoding="ascii") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError(
-                f"Another command is fetching into {path}.",
-                hint="Wait for it, or choose another folder: --to",
-            ) from None
-        yield
+    for _ in range(TRIES):
+        damaged = _bring(connection, made, overwrite=overwrite, progress=progress)
+        if not damaged:
+            break
+        made.notes += [f"{name} was left out: {why}" for name, why in damaged.items()]
+        skip += damaged
+        connection, made.listing = ask(skip)
     shutil.rmtree(folder.arrivals, ignore_errors=True)
+    return made
 
 
-class _Copy:
-    """One pass: what is listed comes here."""
+def _bring(
+    connection: Connection, made: Fetched, *, overwrite: bool, progress: bool
+) -> dict[str, str]:
+    """Bring what is listed. Return the checkpoints that are not intact there, with the reasons."""
+    folder, listing = RunFolder(made.folder), made.listing
+    files = {**_versions(listing["files"]), **_versions(listing["code"], "code/")}
+    waiting = [name for name, known in files.items() if _version(made.folder / name) != known]
+    changed = set() if overwrite else _changed(folder, files).intersection(waiting)
+    made.notes += [f"{name} {KEPT}" for name in waiting if name in changed]
+    waiting = [name for name in waiting if name not in changed]
+    there, rsync = str(listing["folder"]), str(listing["rsync"])
 
-    def __init__(
-        self, connection: Connection, made: Fetched, *, overwrite: bool, progress: bool
-    ) -> None:
-        self.made, self.folder, self.progress = made, RunFolder(made.folder), progress
-        self.overwrite, listing = overwrite, made.listing
-        there, rsync = str(listing["folder"]), str(listing["rsync"])
-        self.route = Route(connection, made.folder, there, rsync)
-        self.staged = Route(connection, self.folder.arrivals, there, rsync)
-        code = made.folder / "code"
-        self.code = Route(connection, code, f"{there}/code/", rsync)
-        self.known: dict[str, Version] = {}
-        self.kept = set[str]()  # what was changed here alone
-        try:
-            self.known = dict(read_object(self.folder.fetched)["files"])
-        except (OSError, ValueError, KeyError, TypeError):
-            pass
-        # what an earlier command that was interrupted may have brought
-        self.planned: dict[str, Version] = {}
-        with suppress(OSError, ValueError):
-            self.planned = dict(read_object(self.folder.arrivals / "planned"))
-        self.files = {**_versions(listing["files"]), **_versions(listing["code"], "code/")}
+    def pull(here: Path, there: str, names: list[str]) -> None:
+        if names:
+            here.mkdir(exist_ok=True)
+            Route(connection, here, there, rsync).pull(names, progress=progress)
 
-    def run(self, cluster: str) -> dict[str, str]:
-        """Return the checkpoints that are not intact there, with the reasons."""
-        made = self.made
-        waiting = self._waiting()
-        sizes = {name: self.files[name][0] for name in waiting}
-        needed = sum(size for size in sizes.values() if isinstance(size, int))
-        if needed > (free := shutil.disk_usage(made.folder).free):
-            raise EnvironmentProblem(
-                f"{made.folder} has only {show_size(free)} free, but {show_size(needed)} is needed.",
-                hint="Choose another folder with --to FOLDER.",
-            )
-        made.missing = dict(made.listing["unreadable"])
-        steps = set(made.listing["checkpoints"])
-        code = [name.removeprefix("code/") for name in waiting if name.startswith("code/")]
-        loose = [
-            name for name in waiting if not name.startswith("code/") and _step(name) not in steps
-        ]
-        damaged: dict[str, str] = {}
-        planned = json.dumps({**self.planned, **self.files})
-        write_atomically(self.folder.arrivals / "planned", planned)
-        try:
-            if loose:
-                self.route.pull(loose, progress=self.progress)
-            if code:
-                self.code.here.mkdir(exist_ok=True)
-                self.code.pull(code, progress=self.progress)
-            for step in made.listing["checkpoints"]:
-                if any(_step(name) == step for name in waiting):
-                    damaged |= self._bring_checkpoint(step)
-        finally:
-            self._record(cluster)
-        come = [name for name in waiting if _version(made.folder / name) is not None]
-        made.files += len(come)
-        made.size += sum(sizes[name] for name in come if isinstance(sizes[name], int))
-        left = [name for name in waiting if name not in come and _step(name) not in damaged]
-        made.missing |= dict.fromkeys(left, "it changed or was removed while it was fetched")
-        made.checkpoints = [name for name in made.listing["checkpoints"] if name not in damaged]
-        return damaged
-
-    def _waiting(self) -> list[str]:
-        """Return the files that are not here. Raises UsageError if changes would be lost."""
-        folder = self.made.folder
-        here = {name: _version(folder / name) for name in {**self.files, **self.known}}
-        waiting = [name for name in self.files if here[name] != self.files[name]]
-        changed = [
-            name
-            for name in waiting
-            if here[name] is not None
-            and here[name] not in (self.known.get(name), self.planned.get(name))
-        ]
-        if self.overwrite:
-            return waiting
-        if lost := [name for name in changed if self.files[name] != self.known.get(name)]:
-            more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
-            raise UsageError(
-                f"Changed in {folder} since they were fetched: {', '.join(lost[:SHOWN])}{more}.",
-                hint="--overwrite replaces them; --to FOLDER fetches into another folder.",
-            )
-        why = "was changed here since it was fetched; --overwrite restores it"
-        self.made.notes += [f"{name} {why}" for name in changed]
-        self.kept = set(changed)
-        return [name for name in waiting if name not in self.kept]
-
-    def _bring_checkpoint(self, step: str) -> dict[str, str]:
-        """Bring a checkpoint, and give it its name if it is intact; return it if it is not."""
-        names = [name for name in self.files if _step(name) == step]
-        self.staged.pull(names, progress=self.progress)
-        arrived = self.folder.arrivals / "checkpoints" / step
-        place = self.folder.checkpoints / step
-        try:
-            problem = find_damage(arrived, read_marker(arrived).files.items())
-        except CheckpointError as error:
-            problem = error.message.rstrip(".")
-        if problem is not None:
-            shutil.rmtree(arrived, ignore_errors=True)
-            return {step: problem}
-        shutil.rmtree(place, ignore_errors=True)
-        place.parent.mkdir(exist_ok=True)
-        os.rename(arrived, place)
-        return {}
-
-    def _record(self, cluster: str) -> None:
-        """Note what is here now, so that the next command finds what was changed here."""
-        here = {name: _version(self.made.folder / name) for name in {**self.known, **self.files}}
-        as_before = self.kept | (self.known.keys() - self.files.keys())
-        files = {name: self.known[name] if name in as_before else here[name] for name in here}
-        about = {
-            "cluster": cluster,
-            "folder": self.made.listing["folder"],
-            "status": self.made.listing["status"],
-            "time": time.time(),
-            "files": {name: version for name, version in files.items() if version is not None},
-        }
-        write_atomically(self.folder.fetched, json.dumps(about, indent=1) + "\n")
+    checkpoints = {step: [*_inside(files, step)] for step in listing["checkpoints"]}
+    staged = {name for names in checkpoints.values() for name in names}
+    code = [name for name in waiting if name.startswith("code/")]
+    damaged: dict[str, str] = {}
+    try:
+        pull(made.folder, there, [name for name in waiting if name not in {*staged, *code}])
+        pull(made.folder / "code", f"{there}/code/", [name[len("code/") :] for name in code])
+        for step, names in checkpoints.items():
+            if not set(names).isdisjoint(waiting):
+                pull(folder.arrivals, there, names)
+                damaged |= _accept(folder, step)
+    finally:
+        _record(folder, listing, connection.cluster.name, files, changed)
+    come = [name for name in waiting if _version(made.folder / name) is not None]
+    made.files += len(come)
+    made.size += sum(files[name][0] for name in come if len(files[name]) > 1)
+    left = {*waiting} - {*come} - {name for step in damaged for name in checkpoints[step]}
+    made.missing = dict.fromkeys(sorted(left), GONE)
+    made.checkpoints = [name for name in checkpoints if name not in damaged]
+    return damaged
 
 
-def _versions(rows: Sequence[Row], prefix: str = "") -> dict[str, Version]:
+def _accept(folder: RunFolder, step: str) -> dict[str, str]:
+    """Give a checkpoint that has arrived its name; return what is wrong if it is not intact."""
+    arrived, place = folder.arrivals / "checkpoints" / step, folder.checkpoints / step
+    try:
+        problem = find_damage(arrived, read_marker(arrived).files.items())
+    except CheckpointError as error:
+        problem = error.message.rstrip(".")
+    if problem is not None:
+        shutil.rmtree(arrived, ignore_errors=True)
+        return {step: problem}
+    shutil.rmtree(place, ignore_errors=True)
+    place.parent.mkdir(exist_ok=True)
+    os.rename(arrived, place)
+    return {}
+
+
+def _changed(folder: RunFolder, names: Collection[str]) -> set[str]:
+    """Return the files that were changed here: they are newer than all that was fetched."""
+    last = read_fields(folder.fetched, {"newest": NUMBER, "changed": list})
+    found = {str(each) for each in last.get("changed", ()) if (folder.path / str(each)).is_file()}
+    for name in names if "newest" in last else ():
+        path = folder.path / name
+        if path.is_file() and not path.is_symlink() and path.stat().st_mtime > last["newest"]:
+            found.add(name)
+    return found
+
+
+def _record(
+    folder: RunFolder,
+    listing: Mapping[str, Any],
+    cluster: str,
+    names: Collection[str],
+    changed: Collection[str],
+) -> None:
+    """Note what is here now, so that the next command finds what was changed here."""
+    here = [folder.path / name for name in names if name not in changed]
+    about = {
+        "cluster": cluster,
+        "folder": listing["folder"],
+        "status": listing["status"],
+        "time": time.time(),
+        "newest": max((os.lstat(each).st_mtime for each in here if each.exists()), default=0.0),
+        "changed": sorted(changed),
+    }
+    write_atomically(folder.fetched, json.dumps(about, indent=1) + "\n")
+
+
+def _versions(rows: Sequence[Row], prefix: str = "") -> dict[str, list[Any]]:
     """Return the listed files whose names lead to a place in the run folder, but not to ours."""
     ours = (RunFolder(Path()).fetched.name, RunFolder(Path()).arrivals.name, PARTIAL)
     found = {}
@@ -225,18 +271,14 @@ def _versions(rows: Sequence[Row], prefix: str = "") -> dict[str, Version]:
     return found
 
 
-def _version(path: Path) -> Version | None:
-    try:
-        if path.is_symlink():
-            return [os.readlink(path)]
-        status = path.stat()
-    except OSError:
+def _version(path: Path) -> list[Any] | None:
+    if path.is_symlink():
+        return [os.readlink(path)]
+    if not path.exists():
         return None
+    status = path.stat()
     return [status.st_size, int(status.st_mtime)]
 
 
-def _step(name: str) -> str:
-    """Return the checkpoint that a file belongs to; empty if it is none of a checkpoint."""
-    top, _, rest = name.partition("/")
-    step, slash, _ = rest.partition("/")
-    return step if top == "checkpoints" and slash else ""
+def _inside(names: Collection[str], step: str) -> Iterator[str]:
+    return (name for name in names if name.startswith(f"checkpoints/{step}/"))

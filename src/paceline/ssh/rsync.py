@@ -158,6 +158,17 @@ class Route:
         return done
 
 
+def is_safe_link(name: str, target: str) -> bool:
+    """Whether rsync copies a link: it may go up through its own folders, and then only down.
+
+    Newer versions leave out all with `..` but at the beginning.
+    """
+    parts = target.split("/")
+    up = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
+    is_inside = up <= name.count("/") and ".." not in parts[up:]
+    return is_inside and not target.startswith("/") and not target.endswith("/..")
+
+
 def first_line(errors: str) -> str:
     """Return the first message of rsync, without control characters."""
     lines = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "", errors).splitlines()

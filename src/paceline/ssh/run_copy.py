@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.foreign_records import read_object
+from paceline.contract.foreign_records import read_fields
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import ConnectionProblem, EnvironmentProblem, PacelineError
 from paceline.spec.run_path import is_run_path
@@ -31,8 +31,7 @@ from paceline.watch.origin import NEWS, STATES
 
 FILES = "files.json"  # what the copy has, as the cluster listed it
 LITTLE, SOME = 256 << 10, 4 << 20  # bytes of each log that come at first
-PAUSES = (1.0, 30.0)  # seconds between tries to connect again: at first, and at most
-UNUSED = 90 * 86_400.0  # seconds without news after which a copy is removed
+PAUSE = 5.0  # seconds between tries to connect again
 
 News = Mapping[str, Any]
 Connect = Callable[[], AbstractContextManager[tuple[Connection, Iterator[News]]]]
@@ -45,7 +44,7 @@ class RunCopy:
         self.base, self.folder, self._log_bytes = base, base / "runs", log_bytes
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.chmod(base, 0o700)
-        self._files: dict[str, Files] = _read(base / FILES)
+        self._files: dict[str, Files] = read_fields(base / FILES)
         self._jobs: dict[str, Any] = {}
 
     def apply(self, connection: Connection, news: News) -> None:
@@ -88,7 +87,7 @@ class RunCopy:
 
     def note(self, problem: str) -> None:
         """Note why nothing new comes."""
-        self._write(NEWS, {**_read(self.base / NEWS), "problem": problem})
+        self._write(NEWS, {**read_fields(self.base / NEWS), "problem": problem})
 
     def _prepare(self, path: Path, before: Any, row: list[int]) -> None:
         """Let a file grow from where it ends here. A new log begins with a hole."""
@@ -136,59 +135,48 @@ class Follower(threading.Thread):
             except OSError:
                 self._ready.set()  # another process follows: this one takes over when it ends
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            copy, pause = RunCopy(self._base), PAUSES[0]
+            copy, is_lost = RunCopy(self._base), False
             while True:
+                problem: PacelineError = ConnectionProblem(f"no connection to {self._cluster}")
                 try:
                     with self._connect() as (connection, lines):
                         for news in lines:
                             copy.apply(connection, news)
-                            if self._ready.is_set() and pause > PAUSES[0]:
+                            if is_lost:
                                 self._say(f"connected to {self._cluster} again")
-                            pause = PAUSES[0]
+                            is_lost = False
                             self._ready.set()
-                    raise ConnectionProblem(f"no connection to {self._cluster}")
-                except (PacelineError, OSError) as error:
-                    problem = error if isinstance(error, PacelineError) else _explain(error)
-                    if not self._ready.is_set():
-                        self._problem = problem
-                        self._ready.set()
-                        return
-                    said = f"no connection to {self._cluster} since {time.strftime('%H:%M')}"
-                    is_lost = isinstance(problem, ConnectionProblem)
-                    if pause == PAUSES[0]:
-                        copy.note(said if is_lost else problem.message.rstrip("."))
-                        self._say(f"{said}. To connect: paceline login {self._cluster}")
-                pause = min(2 * pause, PAUSES[1])
-                time.sleep(pause)
-
-
-def remove_unused(folder: Path) -> None:
-    """Remove copies of clusters that nobody has watched for long. All of it can come again."""
-    for base in folder.glob("*"):
-        try:
-            if time.time() - (base / NEWS).stat().st_mtime > UNUSED:
-                shutil.rmtree(base, ignore_errors=True)
-        except OSError:  # there is none yet
-            continue
-
-
-def _explain(error: OSError) -> EnvironmentProblem:
-    reason = error.strerror or str(error)
-    return EnvironmentProblem(f"The copy of the runs cannot be written: {reason}.")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return dict(read_object(path))
-    except (OSError, ValueError):
-        return {}
+                except PacelineError as error:
+                    problem = error
+                except OSError as error:
+                    problem = EnvironmentProblem(f"The copy of the runs cannot be written: {error}")
+                if not self._ready.is_set():
+                    self._problem = problem
+                    self._ready.set()
+                    return
+                if not is_lost:
+                    is_lost, said = True, problem.message.rstrip(".")
+                    if isinstance(problem, ConnectionProblem):
+                        since = time.strftime("%H:%M")
+                        said = f"no connection to {self._cluster} since {since}"
+                    copy.note(said)
+                    self._say(f"{said}. To connect: paceline login {self._cluster}")
+                time.sleep(PAUSE)
 
 
 def parse_lines(lines: Iterable[bytes]) -> Iterator[News]:
     """Yield the news that a cluster prints, one object in each line."""
     for line in lines:
-        if line.endswith(b"\n"):
-            yield json.loads(line)
+        if not line.endswith(b"\n"):
+            return  # the connection was cut
+        try:
+            news = json.loads(line)
+        except ValueError:
+            news = None
+        if not isinstance(news, dict) or "runs" not in news:
+            said = line.decode(errors="replace").strip()[:200]
+            raise EnvironmentProblem(f"The cluster's list of runs cannot be read: {said}")
+        yield news
 
 
 class Stream:

@@ -11,8 +11,9 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ IDLE_SHARE = 10  # a look is followed by a pause of so many times its CPU time
 NEWEST = 100  # runs and sweeps
 MAX_TRIALS, MAX_RUNS = 50, 500  # trials of each sweep, and runs with them
 MAX_RECORD = 4 << 20  # bytes; a larger file that does not grow is left out
-MAX_LOGS = 10_000  # of one run: those of the newest attempts
 GROWING = (".log", ".jsonl", ".times", ".journal")
 # of checkpoints, only the marker
 VIEWED = re.compile(
@@ -38,7 +38,9 @@ VIEWED = re.compile(
     r"|(events|system|chosen|job-starts/[^/]+)/[\w-]+(\.jsonl?)?|claims/\d+|checkpoints/step-\d+/complete\.json"
     r"|attempt-\d+/(start|verdict|summary\.json|failure\.json|(error|stacks|rank|node)-\d+\.\w+)"
 )
-FOLDERS = re.compile(r"events|system|chosen|claims|job-starts|checkpoints|attempt-\d+")
+FOLDERS = re.compile(
+    r"events|system|chosen|claims|attempt-\d+|job-starts(/[^/]+)?|checkpoints(/step-\d+)?"
+)
 
 Row = list[Any]  # a file's size, its time of change and its inode; of a link, its target
 Files = dict[str, Row]
@@ -51,46 +53,19 @@ def is_growing(path: str) -> bool:
 def list_files(folder: Path) -> Files:
     """Return the files of a run that views read. Of links, only claims are among them."""
     found: Files = {}
-    logs = 0
-    for path, entry in _entries(folder):
-        if not VIEWED.fullmatch(path):
-            continue
-        if path.startswith("claims/") and entry.is_symlink():
-            found[path] = [os.readlink(entry.path)]
-        if not entry.is_file(follow_symlinks=False):
-            continue
-        status = entry.stat(follow_symlinks=False)
-        logs += path.startswith("attempt-")
-        if (is_growing(path) or status.st_size <= MAX_RECORD) and logs <= MAX_LOGS:
-            found[path] = [status.st_size, status.st_mtime_ns, status.st_ino]
+    for parent, folders, names in os.walk(folder):
+        prefix = "" if parent == str(folder) else f"{os.path.relpath(parent, folder)}/"
+        folders[:] = [name for name in folders if FOLDERS.fullmatch(prefix + name)]
+        for name in filter(VIEWED.fullmatch, (prefix + name for name in names)):
+            try:
+                status = os.lstat(folder / name)
+                if stat.S_ISLNK(status.st_mode) and prefix == "claims/":
+                    found[name] = [os.readlink(folder / name)]
+            except OSError:  # it has just gone
+                continue
+            if stat.S_ISREG(status.st_mode) and (is_growing(name) or status.st_size <= MAX_RECORD):
+                found[name] = [status.st_size, status.st_mtime_ns, status.st_ino]
     return found
-
-
-def _entries(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    def number(entry: os.DirEntry[str]) -> int:
-        return -int("0" + re.sub(r"\D", "", entry.name))
-
-    for entry in sorted(_scan(folder), key=number):  # the newest attempt first
-        if FOLDERS.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-            yield from _nested(entry.name, entry.path)
-        else:
-            yield entry.name, entry
-
-
-def _nested(name: str, folder: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    for entry in _scan(folder):
-        if entry.is_dir(follow_symlinks=False):
-            yield from ((f"{name}/{entry.name}/{each.name}", each) for each in _scan(entry.path))
-        else:
-            yield f"{name}/{entry.name}", entry
-
-
-def _scan(folder: Path | str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError:  # it has just gone
-        return []
 
 
 class RunList:
@@ -141,7 +116,7 @@ class RunList:
             wanted = [os.path.relpath(path, self._scratch) for path in newest]
         found: list[str] = []
         for path in wanted:
-            numbers = [entry.name for entry in _scan(self._scratch / path / TRIALS)]
+            numbers = (each.name for each in (self._scratch / path / TRIALS).glob("*"))
             trials = sorted(filter(str.isdecimal, numbers), key=int, reverse=True)
             if self._named is None:
                 trials = trials[: min(MAX_TRIALS, max(0, MAX_RUNS - len(found)))]

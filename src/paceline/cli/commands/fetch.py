@@ -81,7 +81,7 @@ def command(
 def _serve(run: str, asked: list[str]) -> int:
     """The side of the cluster: list what there is to fetch, without some damaged checkpoints."""
     from paceline.spec.run_path import run_path_of
-    from paceline.ssh.fetch_list import choose_contents
+    from paceline.ssh.fetch import choose_contents
     from paceline.watch.records import read_record
 
     folder = runs.named(run)
@@ -124,7 +124,7 @@ def forwarded(asked: Forwarded) -> int:
 
 
 def _what(values: Any) -> str:
-    from paceline.ssh.fetch_list import ALL, LOGS, RECORDS, WEIGHTS
+    from paceline.ssh.fetch import ALL, LOGS, RECORDS, WEIGHTS
 
     flags = {"weights": WEIGHTS, "logs": LOGS, "everything": ALL}
     chosen = [what for name, what in flags.items() if values.get(name)]
@@ -158,7 +158,7 @@ def _target(listing: Mapping[str, Any], to: Path | None) -> Path:
 
 
 def _describe(fetched: Fetched, what: str, cluster: str) -> int:
-    from paceline.ssh.fetch_list import ALL, WEIGHTS
+    from paceline.ssh.fetch import ALL, WEIGHTS
 
     listing = fetched.listing
     for note in fetched.notes[:SHOWN_NOTES]:
