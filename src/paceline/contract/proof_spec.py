@@ -32,9 +32,6 @@ class ProofSpec:
     # files of final weights to compare with, by name
     references: dict[str, str] = field(default_factory=dict)
     stop_at: int = 0  # after this step, rank 0 asks for a stop
-    batch_factor: int = 1  # multiplies the batch size of `run.loader`
-    lr_factor: float = 1.0  # multiplies learning rates, after a warm-up
-    lr_warmup: int = 0  # in steps
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"

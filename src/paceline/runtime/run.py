@@ -141,7 +141,6 @@ class Run:
         self._config: dict[str, Any] = {}
         self._end: Callable[[], None] | None = None  # set by `paceline.start`
         self._pruned = False
-        self._batch_factor = 1  # set by `paceline prove --scale-lr`
 
     # -- models and data
     # -------------------------------------------------------------------------------
@@ -268,8 +267,6 @@ class Run:
         options.setdefault("seed", self.settings.seed or 0)
         options.setdefault("device", self.device)
         early = options.pop("early", False)
-        if batch_size is not None:
-            batch_size *= self._batch_factor
         loader = make_loader(
             dataset,
             batch_size=batch_size,
@@ -358,11 +355,7 @@ class Run:
                 "global one.",
                 hint="Pass batch=loader.batch_size * run.dp_size.",
             )
-        size = (
-            getattr(batch, "batch_size", None)
-            if not isinstance(batch, int)
-            else batch * self._batch_factor
-        )
+        size = batch if isinstance(batch, int) else getattr(batch, "batch_size", None)
         if batch is not None and not isinstance(size, int):
             raise UsageError(
                 f"A {type(batch).__name__} has no global batch size.",

@@ -17,7 +17,6 @@ import pytest
 from paceline.cli import dispatch
 from paceline.errors import UsageError
 from tests.conftest import Completed
-from tests.small_disk import mount_small_disk
 
 SCRIPTS = Path(__file__).parents[2] / "tools" / "prove"
 
@@ -97,29 +96,6 @@ def test_a_wrong_style_leaves_no_folder(paceline: Callable[..., Completed], scra
         in done.stderr
     )
     assert not scratch.exists()
-
-
-def test_a_full_disk_is_named_and_nothing_is_compared(
-    paceline: Callable[..., Completed], tmp_path: Path, scratch: Path
-) -> None:
-    with mount_small_disk(tmp_path / "small", "16m") as disk:
-        done = paceline(
-            "prove",
-            "--ranks",
-            "1,2",
-            "--styles",
-            "fork",
-            "-o",
-            str(disk / "proof"),
-            str(SCRIPTS / "loop.py"),
-            "full disk",
-            "--log",
-            "{folder}/log",
-            timeout=400,
-        )
-    assert done.returncode == 1
-    assert "is full" in done.stderr
-    assert "differ" not in done.stdout + done.stderr
 
 
 def test_an_interrupted_proof_says_so_and_leaves_nothing_running(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError
-from paceline.tools.adopt.script_changes import Advice, advise
+from paceline.tools.adopt.script_changes import Advice, advise, broken_help
 from paceline.tools.adopt.source_edits import Source, read_source
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -266,7 +266,7 @@ def test_mistakes_of_distributed_scripts_are_remarks() -> None:
     must = [each.line for each in adopt("ddp_mistakes").remarks if each.must]
     assert must == [21, 22], "MASTER_ADDR, MASTER_PORT"
     assert not [each for each in adopt("ddp").remarks if each.must]
-    assert "ckpt_path" in adopt("with_lightning").remarks[0].text
+    assert "Frameworks" in adopt("with_lightning").remarks[0].text
     assert advise_text("import paceline\n").verdict.startswith("It already uses Paceline")
 
 
@@ -432,3 +432,16 @@ def test_losses_that_are_sums(loss: str, is_sum: bool) -> None:
     steps = STEPS.replace("model(x.cuda()).mean()", loss)
     remarks = adopt_end(f"{text}for epoch in range(2):\n{steps}")[1].remarks
     assert any(each.must and "is a sum over samples" in each.text for each in remarks) is is_sum
+
+
+def test_the_result_is_checked(tmp_path: Path) -> None:
+    """The help of a script runs, before it is written."""
+    path = tmp_path / "train.py"
+    path.write_bytes((CORPUS / "argparse_main.py").read_bytes())
+    source = read_source(path)
+    advice = advise(source)
+    assert broken_help(source, advice) == ""
+    advice.text = advice.text.replace("import paceline", "import paceline\nno_such_name")
+    assert "no_such_name" in broken_help(source, advice)
+    advice = advise_text(f"def run_it(n=later):\n    pass\n{HEAD}for epoch in range(2):\n{STEPS}")
+    assert advice.edits, "a name that the script did not define before is none of ours"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
@@ -21,7 +20,6 @@ from paceline.contract.sample_records import (
 )
 from paceline.spec.findings import GOOD, PROBLEM, WARNING
 from paceline.tools.inspect.sample_checks import check_samples
-from paceline.tools.inspect.sample_picture import draw_samples
 from paceline.tools.inspect.samples import Samples, read_samples
 
 Epochs = Sequence[Sequence[list[Any]]]  # of one rank: epochs of batches
@@ -246,27 +244,3 @@ def test_an_unfinished_line_is_left_out(tmp_path: Path) -> None:
     samples = read_samples(tmp_path)
     assert samples is not None
     assert samples.ranks[1].ended == {0}
-
-
-def test_the_picture_shows_every_sample_once(tmp_path: Path) -> None:
-    samples = recorded(tmp_path, SPLIT, samples=8, batch_size=4)
-    picture = ElementTree.fromstring(draw_samples(samples, "a < b"))
-    name = "{http://www.w3.org/2000/svg}"
-    dots = [each for each in picture.iter(f"{name}circle") if each.get("fill-opacity")]
-    assert len(dots) == 2 * 8
-    assert any(each.text == "a < b" for each in picture.iter(f"{name}text"))
-
-
-def test_the_picture_shows_samples_that_several_ranks_get(tmp_path: Path) -> None:
-    samples = recorded(
-        tmp_path, [[[[0, 1], [2, 3]], [[3, 2], [1, 0]]]] * 2, **{**PLAIN, "samples": 4}
-    )
-    picture = ElementTree.fromstring(draw_samples(samples, "all"))
-    name = "{http://www.w3.org/2000/svg}"
-    dots = [each for each in picture.iter(f"{name}circle") if each.get("fill-opacity")]
-    assert len(dots) == 2 * 4
-    assert all(each.get("class") == "several" for each in dots)
-    texts = [each.text or "" for each in picture.iter(f"{name}text")]
-    assert "several ranks" in texts
-    assert any("4 samples, read 8 times in all, in 2 steps" in each for each in texts), texts
-    assert "max-width:100%" in picture.get("style", ""), "a narrow window cuts nothing off"

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -193,49 +190,6 @@ def test_orphaned_sandbox_is_recognised(tmp_path: Path) -> None:
     finally:
         owner.kill()
         owner.wait()
-
-
-# Is killed right after it has started a daemon, which its record does not know yet.
-KILLED_WHILE_STARTING = """\
-import os, signal, sys
-from paceline.tools.sandbox import Sandbox
-from paceline.tools.sandbox.settings import SandboxRecord
-save = SandboxRecord.save
-def save_or_die(record, paths):
-    if sys.argv[2] in record.processes:
-        os.kill(os.getpid(), signal.SIGKILL)
-    save(record, paths)
-SandboxRecord.save = save_or_die
-Sandbox.up(sys.argv[1], nodes=1, network=sys.argv[3], owner=os.getpid())
-"""
-
-
-@pytest.mark.parametrize("daemon", ["munged", "slurmctld", "node1"])
-def test_a_start_that_is_killed_leaves_nothing_that_down_does_not_stop(
-    daemon: str, tmp_path: Path
-) -> None:
-    box = tmp_path / "box"
-    killed = subprocess.run([sys.executable, "-c", KILLED_WHILE_STARTING, str(box), daemon, BEST])
-    assert killed.returncode == -signal.SIGKILL
-    assert processes_of(box)
-    assert is_orphaned(box)
-    Sandbox(box).down()
-    assert not processes_of(box)
-    assert not interfaces_of(box)
-
-
-def test_waiting_for_another_start_names_its_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    shown = ""
-    with ThreadPoolExecutor() as pool:
-        with network.allocation_lock():
-            other = pool.submit(network.allocation_lock().__enter__)
-            while not shown and not other.done():
-                shown = capsys.readouterr().err
-        other.result()
-    assert f"waiting for another sandbox to start: process {os.getpid()} holds" in shown
 
 
 @pytest.mark.skipif(not ROOT, reason="only root can become another user")

@@ -33,8 +33,8 @@ def command(
     """Say what to change in a script so that it trains on several ranks, and why.
 
     It prints the few lines to change as a diff, the reason for each, and what you should look at yourself, with line
-    numbers. A script that is distributed already works as it is. Your script changes only if you add --write; comments
-    and layout stay as they are. With --write, the exit code is 1 if
+    numbers. A script that is distributed already works as it is. Your script changes only if you add --write, which
+    first checks that its --help still runs; comments and layout stay as they are. With --write, the exit code is 1 if
     something is left that you must change yourself.
 
     \b
@@ -43,7 +43,7 @@ def command(
       paceline inspect data train.py     then: see which samples each rank gets
       paceline prove train.py            then: check that two ranks train like one
     """
-    from paceline.tools.adopt.script_changes import advise
+    from paceline.tools.adopt.script_changes import advise, broken_help
     from paceline.tools.adopt.source_edits import read_source
 
     if script.is_dir():
@@ -58,6 +58,11 @@ def command(
     source = read_source(script)
     advice = advise(source)
     _show(source, advice)
+    if write and advice.edits and (problem := broken_help(source, advice)):
+        raise UsageError(
+            f"With these changes, `--help` of {script} fails, so it stays as it is: {problem}",
+            hint="Make the changes above yourself, one by one.",
+        )
     if write and advice.edits:
         kept = _write(script, advice.text.encode(source.encoding))
         print(

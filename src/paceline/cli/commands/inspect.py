@@ -14,8 +14,6 @@ import typer
 from paceline.cli import console, typer_options
 from paceline.cli.commands.doctor import report
 from paceline.cli.parser import GroupedCommand
-from paceline.contract.files import write_output
-from paceline.errors import UsageError
 from paceline.spec.option import LAUNCH, TRAINING
 from paceline.spec.typed_flags import Flag
 
@@ -30,7 +28,6 @@ app = typer.Typer(
     no_args_is_help=True,
     help="See which samples each rank gets.",
 )
-PICTURE = "inspect-data.svg"
 SHOWN_KEYS = 8
 WITHOUT = ("launch.warm", "runtime.profile", "runtime.system_metrics")  # nothing of the run stays
 
@@ -65,9 +62,6 @@ def data(
             help="Read only N steps of each epoch, e.g. for endless data.",
         ),
     ] = None,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE.svg", help="Where to write the picture.")
-    ] = Path(PICTURE),
     as_json: typer_options.AsJson = False,
 ) -> int:
     """Show which rank gets which samples, and check full epochs: every sample once, in a different order each time.
@@ -85,16 +79,9 @@ def data(
     from paceline.launch.machine import current_folder
     from paceline.tools.inspect.recorded_run import Request, overrides, record
     from paceline.tools.inspect.sample_checks import check_samples
-    from paceline.tools.inspect.sample_picture import draw_samples
 
     cwd = current_folder()
     program = settings.find_program(args, is_module=module, cwd=cwd, command="inspect data")
-    if output.suffix != ".svg":
-        raise UsageError(
-            f"The picture is an SVG file, but -o names {output}.", hint=f"Use -o {output}.svg."
-        )
-    if not as_json:
-        typer_options.require_folder(output)
     request = Request(program, epochs, limit)
     with tempfile.TemporaryDirectory(prefix="paceline-inspect-") as name:
         folder = Path(name)
@@ -110,11 +97,7 @@ def data(
         print(json.dumps({"ranks": ranks, "findings": [asdict(finding) for finding in findings]}))
         return int(any(finding.level == "problem" for finding in findings))
     _print_samples(samples, steps)
-    code = report(findings)
-    title = f"{program.name} on {samples.facts.world_size} ranks"
-    write_output(output, draw_samples(samples, title))
-    console.say_note(f"picture: {output}")
-    return code
+    return report(findings)
 
 
 def _describe(facts: LoaderFacts) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,22 +92,6 @@ BatchArg = Annotated[
         help="The script's option for the batch size per rank; its value is divided by the number of ranks.",
     ),
 ]
-GlobalBatch = Annotated[
-    int | None,
-    _option(
-        "--global-batch",
-        metavar="N",
-        help="Global batch size, for {batch_per_rank} among the arguments.",
-    ),
-]
-ScaleLr = Annotated[
-    str | None,
-    _option(
-        "--scale-lr",
-        metavar="linear|sqrt",
-        help="Also train with batches and learning rates that grow with the ranks, and show the curves.",
-    ),
-]
 Output = Annotated[
     Path | None,
     _option("-o", "--output", metavar="DIR", help="New folder for the report.", panel=OUTPUT),
@@ -130,8 +113,6 @@ def command(
     metric: Metric = None,
     metrics: Metrics = None,
     batch_arg: BatchArg = None,
-    global_batch: GlobalBatch = None,
-    scale_lr: ScaleLr = None,
     output: Output = None,
 ) -> int:
     """Train a few steps on 1, 2 and 4 ranks, in several launch styles and with an interruption, and compare.
@@ -143,9 +124,7 @@ def command(
       paceline prove train.py                          a script that uses paceline.session
       paceline prove --ranks 1,2 --steps 100 train.py --lr 0.1
       paceline prove --without dropout train.py        prove the rest of a model with dropout
-      paceline prove --scale-lr linear train.py        also show batches that grow with the ranks
       paceline prove --batch-arg --bs ddp.py --bs 64   a plain DDP script: --bs 64, --bs 32, --bs 16
-      paceline prove --global-batch 64 ddp.py -b {batch_per_rank}      the same, by a placeholder
     """
     from paceline.launch.machine import current_folder
     from paceline.spec.typed_flags import Flag
@@ -166,18 +145,17 @@ def command(
     if gpus and KERNELS not in job.sources:
         base.append(Flag("--deterministic", KERNELS, True))
     cases = _cases(gpus, ranks, styles, steps=steps, interrupt=interrupt)
-    scaled = _scaled(cases, scale_lr, steps=steps)
-    request = Request(cases, metric, metrics is not None, tolerance, _changes(without), scaled)
-    script = Script(program, batch_arg, global_batch, metrics)
+    request = Request(cases, metric, metrics is not None, tolerance, _changes(without))
+    script = Script(program, batch_arg, metrics)
     # find a batch that the ranks cannot share before anything runs
-    for case in (*request.cases, *request.scaled):
+    for case in request.cases:
         script.arguments(case, Path())
     return _prove(request, script, load, output)
 
 
 def _prove(request: Request, script: Script, load: Any, output: Path | None) -> int:
     from paceline.launch.run_folder import create_scratch, resolve_scratch
-    from paceline.tools.prove.local_runner import LocalRunner, choose_folder, full_disk
+    from paceline.tools.prove.local_runner import LocalRunner, choose_folder
     from paceline.tools.prove.proof import Prover
     from paceline.tools.prove.report import write_report
 
@@ -187,19 +165,13 @@ def _prove(request: Request, script: Script, load: Any, output: Path | None) -> 
         create_scratch(scratch)
     folder = choose_folder(output, scratch / job.project_name, program.name)
     progress = ProofProgress(request)
-    runner = LocalRunner(
-        script, load=load, folder=folder, progress=progress.show, tell=console.say_note
-    )
+    runner = LocalRunner(script, load=load, folder=folder, progress=progress.show)
     try:
         proof = Prover(request, runner, tell=console.say_note, skip=progress.skip).prove()
         report = write_report(proof, folder, title=" ".join([program.name, *program.args]))
     except KeyboardInterrupt:
         console.say_note(f"interrupted, so there is no result; the runs so far are in {folder}")
         raise
-    except OSError as error:
-        raise (
-            full_disk(folder) if error.errno in (errno.ENOSPC, errno.EDQUOT) else error
-        ) from None
     finally:
         runner.remove_weights()
     print_proof(proof)
@@ -225,16 +197,6 @@ def _cases(gpus: int, ranks: str | None, styles: str, *, steps: int, interrupt: 
         if name not in LOCAL_STYLES:
             raise UsageError(f'Invalid --styles "{name}": use some of {", ".join(LOCAL_STYLES)}.')
     return tuple(plan_cases(counts, names, steps=steps, interrupt=interrupt))
-
-
-def _scaled(cases: Any, rule: str | None, *, steps: int) -> Any:
-    from paceline.tools.prove.cases import plan_scaled
-
-    if rule not in (None, "linear", "sqrt"):
-        raise UsageError(f'Invalid --scale-lr "{rule}": use linear or sqrt.')
-    return (
-        tuple(plan_scaled([case.ranks for case in cases], steps=steps, rule=rule)) if rule else ()
-    )
 
 
 def _numbers(text: str) -> list[int]:
@@ -264,14 +226,12 @@ class ProofProgress:
     """Says which run begins."""
 
     def __init__(self, request: Request) -> None:
-        self._total = len(request.cases) + len(request.scaled)
-        self._case: Case | None = None
+        self._total = len(request.cases)
         self._number = 0
 
-    def show(self, case: Case, step: int) -> None:
-        if case != self._case:
-            self._case, self._number = case, self._number + 1
-            console.say_note(f"run {self._number} of {max(self._number, self._total)}: {case.name}")
+    def show(self, case: Case) -> None:
+        self._number += 1
+        console.say_note(f"run {self._number} of {max(self._number, self._total)}: {case.name}")
 
     def skip(self, count: int) -> None:
         """Expect fewer runs."""
@@ -281,8 +241,6 @@ class ProofProgress:
 def print_proof(proof: Proof) -> None:
     """Print the table of comparisons, what could not be run, and what broke it."""
     from rich.table import Table
-
-    from paceline.tools.prove.proof import last_loss
 
     out = console.console()
     table = Table(box=None, pad_edge=False)
@@ -301,11 +259,6 @@ def print_proof(proof: Proof) -> None:
     )
     if proof.holds:
         out.print("[good]✓ The training is the same in all runs.[/]")
-    for records in proof.scaled:
-        out.print(
-            f"  {console.cell(records.case.name)}: last loss {last_loss(proof, records):.4g}",
-            soft_wrap=True,
-        )
     for cause in proof.causes:
         out.print(f"[bad]✗ What broke it: {console.cell(cause.name)}.[/]", soft_wrap=True)
         out.print(f"  {console.cell(cause.evidence)}", soft_wrap=True)

@@ -33,7 +33,7 @@ from paceline.contract.proof_spec import (
     record_path,
 )
 from paceline.errors import RunError
-from paceline.runtime.lr_scale import LrScale, effective_rate, get_lr_scale
+from paceline.runtime.lr_scale import effective_rate
 from paceline.runtime.proof.calls import Call, PendingCalls, tensors_of
 from paceline.runtime.proof.final_weights import compare, full_tensors, measure_distance, write
 from paceline.runtime.proof.fingerprints import Column, gradient_summary, weights_digest
@@ -75,7 +75,6 @@ class Recorder:
     def attach(self, run: Any) -> None:
         """Count steps as a session does."""
         self.loop = run._loop
-        run._batch_factor = self.spec.batch_factor
 
     def end_at_exit(self) -> None:
         """End the records of a script that has trained fewer steps. Shards can no longer be
@@ -163,14 +162,6 @@ class Recorder:
         if not any(each is optimizer for each in self._optimizers):
             self._optimizers.append(optimizer)
             self._keep_initial(optimizer)
-            # the script does not scale by itself
-            if self.spec.lr_factor != 1.0 and get_lr_scale(optimizer) is None:
-                LrScale(
-                    optimizer,
-                    self.spec.lr_factor,
-                    warmup=self.spec.lr_warmup,
-                    step=lambda: self._counted,
-                )
         if optimizer is not self._optimizers[0]:
             return
         if self.loop is None and self._counted >= self.spec.steps:

@@ -111,8 +111,3 @@ def find_mistakes(script: Script) -> Iterator[Remark]:
         if _FIXED.match(text):
             what = "a fixed address: nodes cannot find each other, and two runs on one node collide"
             yield Remark(line, f'{what}. Use "env://"')
-    if "SLURM_PROCID" in values and "RANK" not in values:
-        text = (
-            "SLURM_PROCID numbers Slurm's tasks, and Paceline starts one per node: submit it with "
-        )
-        yield Remark(values["SLURM_PROCID"], f"{text}--style srun, or read RANK")

@@ -9,7 +9,6 @@ from paceline.tools.adopt.script import MAX_DEPTH, Script, last_name
 from paceline.tools.adopt.source_edits import Edit, Remark
 from paceline.tools.adopt.training import Training, given_parameters, loss_of
 
-ATTRIBUTES = ("dataset", "batch_size", "num_workers")  # that a loader of `run.loader` has, too
 REST = (
     'the rest is yours: see "What is left to you" in the page about adopting a script, above all '
     "early stopping, evaluation, and what a resumed run resets"
@@ -21,20 +20,13 @@ SUM = (
 
 
 def find_remarks(found: Training, run: str) -> Iterator[Remark]:
-    script, loaders = found.script, set(found.loaders)
     yield Remark(0, REST)
     yield from _losses(found, run)
-    for call in script.calls:
+    for call in found.script.calls:
         asked = [each.value for each in call.keywords if each.arg == "download"]
         if any(getattr(each, "value", False) for each in asked):
             text = "all ranks download this at once: put it under"
             yield Remark(call.lineno, f"{text} `with {run}.rank_zero_first():`")
-    for node in script.nodes:
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            direct = loaders & {*script.values(node.value.id, node)}
-            if direct and node.attr not in ATTRIBUTES:
-                text = f"a loader of {run}.loader has no `{node.attr}`: take it from the dataset"
-                yield Remark(node.lineno, text, must=True)
 
 
 def change_wandb(script: Script) -> Iterator[Edit | Remark]:

@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import ast
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pyflakes.checker import Checker
 from pyflakes.messages import UndefinedLocal, UndefinedName
@@ -28,7 +31,20 @@ from paceline.tools.adopt.training_edits import (
     wrap_models,
 )
 
-STOP = "to stop and resume, handle SIGUSR1, save, and exit with 75"
+STOP = "to stop and resume, it has to save and load checkpoints"
+
+
+# Runs the text in its input in place of the script, whose path is its argument.
+RUN_HELP = """\
+import os, sys
+name, text = sys.argv[1], sys.stdin.buffer.read()
+sys.argv = [name, "--help"]
+sys.path[0] = os.path.dirname(name)
+variables = vars(sys.modules["__main__"])
+variables["__file__"] = name
+exec(compile(text, name, "exec"), variables)
+"""
+HELP_SECONDS = 120
 
 
 @dataclass
@@ -91,13 +107,8 @@ def _distributed(
     if style:
         text = "it starts its ranks itself (mp.spawn), so run it with --style spawn, on one node"
         remarks.append(Remark(0, text))
-    preset = distributed.preset_of(script)
-    if preset is None:
-        page = "Frameworks" if framework else "Scripts without the runtime"
-        remarks.append(Remark(0, f'{STOP}: see "{page}" in the documentation'))
-    elif not preset.can_resume([script.source.text], ()):
-        text = f'it does not resume: pass {preset.resumes}; see "Frameworks" in the documentation'
-        remarks.append(Remark(0, text))
+    page = "Frameworks" if framework else "Scripts without the runtime"
+    remarks.append(Remark(0, f'{STOP}: see "{page}" in the documentation'))
     return Advice(verdict, remarks=remarks, next_steps=[command])
 
 
@@ -160,3 +171,27 @@ def _undefined(text: str) -> set[str]:
     found = Checker(ast.parse(text)).messages
     kinds = (UndefinedName, UndefinedLocal)
     return {str(each.message_args[0]) for each in found if isinstance(each, kinds)}
+
+
+def broken_help(source: Source, advice: Advice) -> str:
+    """Return why `--help` of the changed script fails, although it worked before; "" if it works,
+    or if the script has none.
+    """
+    if "parse_args(" not in source.text or not (problem := _run_help(source, advice.text)):
+        return ""
+    return "" if _run_help(source, source.text) else problem
+
+
+def _run_help(source: Source, text: str) -> str:
+    """Run a text in place of the script; return the last line of its error."""
+    command = [sys.executable, "-c", RUN_HELP, str(Path(source.name).absolute())]
+    content = text.encode(source.encoding)
+    try:
+        subprocess.run(
+            command, input=content, capture_output=True, timeout=HELP_SECONDS, check=True
+        )
+    except subprocess.TimeoutExpired as problem:
+        return str(problem)
+    except subprocess.CalledProcessError as problem:
+        return (problem.stderr.decode(errors="replace").strip() or "it fails").splitlines()[-1]
+    return ""

@@ -109,9 +109,8 @@ class Source:
     def add_argument(self, call: ast.Call, text: str, reason: str) -> Edit:
         """Add an argument at the end of a call."""
         given = [*call.args, *(each.value for each in call.keywords)]
-        end = self.end(call) - 1
-        tail = re.sub(r"#.*", "", self.text[max(map(self.end, given)) : end]) if given else ","
-        return Edit(end, end, f", {text}" if "," not in tail else text, reason)
+        end = max(map(self.end, given), default=self.end(call) - 1)
+        return Edit(end, end, f", {text}" if given else text, reason)
 
 
 def apply(source: Source, edits: Iterable[Edit]) -> str:

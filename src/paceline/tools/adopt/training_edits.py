@@ -355,7 +355,8 @@ def _saved(found: Training, loop: LoopNode) -> list[str] | None:
     trained = {call for each in wanted for call in each}
     copies = [call for call in script.calls_of(*COPIES) if call.args]
     copies = [call for call in copies if script.origins(call.args[0]) & trained]
-    schedulers = [each for each in script.calls if _is_scheduler(script.dotted(each.func))]
+    known = ("torch.optim.lr_scheduler.", "transformers.get_")
+    schedulers = [each for each in script.calls if script.dotted(each.func).startswith(known)]
     kept = [*found.optimizers, *schedulers, *script.calls_of(*SCALERS), *copies]
     wanted += [{each} for each in kept]
     names = [next((text for text in made if made[text] & each), None) for each in wanted]
@@ -363,11 +364,6 @@ def _saved(found: Training, loop: LoopNode) -> list[str] | None:
     if not all(names):
         return None
     return list(dict.fromkeys(each for each in (*names, *read) if each))
-
-
-def _is_scheduler(name: str) -> bool:
-    helps = name.startswith("transformers.") and "schedule" in name
-    return helps or name.startswith("torch.optim.lr_scheduler.")
 
 
 # -- the loss

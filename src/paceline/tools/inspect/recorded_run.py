@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +9,9 @@ from pathlib import Path
 
 from paceline.contract.foreign_records import read_tail
 from paceline.contract.verdict import DONE, INTERRUPTED_EXIT
-from paceline.errors import EnvironmentProblem, LaunchError
+from paceline.errors import LaunchError
 from paceline.launch.agents import ParallelRuns
 from paceline.launch.local_run import LocalRun
-from paceline.launch.run_folder import RunFolderProblem
 from paceline.spec.job import Job, Program
 from paceline.spec.typed_flags import Flag
 from paceline.tools.inspect.samples import Samples, read_samples
@@ -22,7 +20,6 @@ from paceline.watch.failure import describe_failure
 MODULE = "paceline.runtime.data.inspection"  # of the other half: it runs in the ranks
 RECORDS = "samples"
 TAIL = 4096  # bytes of the log that may say why the run failed
-LEAST_SPACE = 64 << 10  # bytes; with less, the disk is full
 INTERRUPT_INTERVAL = 1.0  # seconds: two signals at once may arrive as one
 
 
@@ -66,13 +63,7 @@ def record(job: Job, folder: Path, command: Sequence[str]) -> Samples:
     """Run the job, and return what its ranks recorded in `folder`."""
     (folder / RECORDS).mkdir()
     run = LocalRun(job)
-    try:
-        run.prepare(command)
-    # its hint is about the scratch folder, which is not used here
-    except RunFolderProblem as error:
-        raise EnvironmentProblem(
-            error.message, hint="Set TMPDIR to a folder with more space."
-        ) from None
+    run.prepare(command)
     verdicts: list[str] = []
     runs = ParallelRuns(1)
     again = 0.0
@@ -97,7 +88,6 @@ def record(job: Job, folder: Path, command: Sequence[str]) -> Samples:
         raise SystemExit(INTERRUPTED_EXIT)
     failure: list[str] = []
     if verdicts != [DONE]:
-        _require_space(folder)
         run_folder = run.plan.run_path.folder
         log = read_tail(run_folder.slurm_log, TAIL).decode(errors="replace").splitlines()
         failure = [
@@ -116,14 +106,3 @@ def record(job: Job, folder: Path, command: Sequence[str]) -> Samples:
             "starts itself.",
         )
     return samples
-
-
-def _require_space(folder: Path) -> None:
-    """Raise EnvironmentProblem if the disk is full: what follows from that says nothing about the
-    script.
-    """
-    if shutil.disk_usage(folder).free < LEAST_SPACE:
-        raise EnvironmentProblem(
-            f"{folder.parent} has no space left to record the samples.",
-            hint="Read less with --limit, or set TMPDIR to a folder with more space.",
-        )

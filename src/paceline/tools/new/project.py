@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import difflib
 import json
 import keyword
 import os
@@ -15,13 +13,6 @@ from paceline.errors import EnvironmentProblem, UsageError
 from paceline.tools.new.catalogue import FILES, TEMPLATES, Template
 
 MAX_NAME = 64
-DEVICES = {
-    "con",
-    "prn",
-    "aux",
-    "nul",
-    *(f"{kind}{number}" for kind in ("com", "lpt") for number in range(10)),
-}
 # Git and the builder of the wheel would obey files with their real names.
 COMMON = {
     "paceline.toml": "paceline.toml",
@@ -35,45 +26,29 @@ COMMON = {
 def find_template(name: str) -> Template:
     if name in TEMPLATES:
         return TEMPLATES[name]
-    close = difflib.get_close_matches(name.lower(), TEMPLATES, n=1, cutoff=0.4)
-    known = f"The templates are {', '.join(TEMPLATES)}."
     raise UsageError(
-        f"There is no template {name!r}.",
-        hint=f"Did you mean {close[0]!r}? {known}" if close else known,
+        f"There is no template {name!r}.", hint=f"The templates are {', '.join(TEMPLATES)}."
     )
 
 
 def check_name(name: str) -> None:
     """Reject what is no good name of a folder, on any system and for any shell."""
-    if name in (".", ".."):
-        raise UsageError(
-            f"The folder {name!r} already exists.",
-            hint="Choose a new name. For an existing project, use `paceline init` and `paceline "
-            "adopt train.py`.",
-        )
     if name.endswith(".py"):
         raise UsageError(
             f"{name!r} is the name of a script, not of a project.",
             hint=f"Choose a new folder, e.g. `paceline new {name[:-3] or 'digits'}`. For an "
-            "existing script, use"
-            " `paceline adopt`.",
+            "existing script, use `paceline adopt`.",
         )
-    if "/" in name or "\\" in name:
-        hint = (
-            "Choose a name for the new folder, e.g. `paceline new digits`. To create it "
-            "elsewhere, `cd` there first."
-        )
-        raise UsageError(f"{name!r} is a path, not a name.", hint=hint)
-    if not re.fullmatch(r"[^\W_][\w.-]*", name) or name.endswith(".") or len(name) > MAX_NAME:
-        rules = (
-            f"letters, digits, '_', '-' and '.', at most {MAX_NAME}, and begin with a letter "
-            "or a digit"
-        )
-        raise UsageError(f"{name!r} is not a name for a project.", hint=f"Use {rules}.")
-    if keyword.iskeyword(name) or name.lower().partition(".")[0] in DEVICES:
+    if not re.fullmatch(r"[^\W_][\w.-]*(?<!\.)", name) or len(name) > MAX_NAME:
         raise UsageError(
-            f"{name!r} is a reserved word of Python or Windows.",
-            hint=f"Use another, e.g. my-{name}.",
+            f"{name!r} is not a name for a project.",
+            hint=f"Use letters, digits, '_', '-' and '.', at most {MAX_NAME}, and begin with a "
+            "letter or a digit. To create it elsewhere, `cd` there first. For an existing project, "
+            "use `paceline init` and `paceline adopt train.py`.",
+        )
+    if keyword.iskeyword(name):
+        raise UsageError(
+            f"{name!r} is a reserved word of Python.", hint=f"Use another, e.g. my-{name}."
         )
 
 
@@ -128,21 +103,6 @@ def _words(name: str, template: Template) -> dict[str, str]:
         "title": template.title,
         "reaches": template.reaches,
         "data": template.data,
-        "files": _rows(template),
         "quick": template.quick,
         "result": template.result,
     }
-
-
-def _rows(template: Template) -> str:
-    """Return rows for the files that only this template has, with what their first lines say."""
-    rows = []
-    for path in template.files:
-        if path.endswith(".py") and path != "train.py":
-            tree = ast.parse((template.folder / path).read_text(encoding="utf-8"))
-            about = (ast.get_docstring(tree) or "").partition("\n")[0].rstrip(".")
-            rows.append(f"| `{path}` | {about} |\n")
-    folders = dict.fromkeys(path.partition("/")[0] for path in template.files if "/" in path)
-    return "".join(
-        [*rows, *(f"| `{name}/` | the data that the script trains on |\n" for name in folders)]
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +9,6 @@ from paceline.contract.proof_spec import OTHER_DRAWS
 from paceline.errors import UsageError
 
 DEFAULT_STYLE = "fork"
-WARMUP_SHARE = 5  # a warm-up takes the first fifth of the steps
 
 
 @dataclass(frozen=True)
@@ -25,9 +23,6 @@ class Case:
     changes: tuple[str, ...] = ()
     without: tuple[str, ...] = ()  # the same for all cases of a proof, so not part of the name
     repeat: int = 0
-    batch_factor: int = 1  # of the global batch
-    lr_factor: float = 1.0
-    lr_warmup: int = 0
 
     @property
     def name(self) -> str:
@@ -43,36 +38,12 @@ class Case:
             parts.append(OTHER_DRAWS)
         if self.repeat:
             parts.append("again")
-        if self.batch_factor > 1:
-            parts.append(f"{self.batch_factor} x the batch")
-        if self.batch_factor > 1:
-            parts.append(
-                f"{self.lr_factor:.3g} x the learning rate"
-                if self.lr_factor != 1
-                else "the same rate"
-            )
         return ", ".join(parts)
 
     @property
     def slug(self) -> str:
         """The name of its folder."""
         return f"{self.name}, {self.steps} steps".replace(",", "").replace(" ", "-")
-
-
-def plan_scaled(ranks: Sequence[int], *, steps: int, rule: str) -> list[Case]:
-    """Return runs whose global batch grows with the ranks, and the learning rate with it; all see as many samples.
-
-    The last one has the largest batch at the original learning rate.
-    """
-    largest = max(ranks)
-    found = []
-    for count in sorted({1, *ranks}):
-        own = max(2, steps * largest // count)
-        factor = float(count) if rule == "linear" else math.sqrt(count)
-        found.append(
-            Case(count, own, batch_factor=count, lr_factor=factor, lr_warmup=own // WARMUP_SHARE)
-        )
-    return [*found, replace(found[-1], lr_factor=1.0)] if largest > 1 else found
 
 
 def plan_cases(

@@ -34,7 +34,6 @@ from paceline.tools.prove.records import CaseRecords
 Rerun = Callable[[int, Sequence[str], int], CaseRecords]  # ranks, changes, repeat
 
 UNKNOWN = "unknown"
-EARLIER = "files of an earlier run"
 SEED = "no fixed seed"
 UNSTABLE = "equal runs that differ"
 ON_GPUS = (
@@ -52,7 +51,7 @@ SHOWN = {
 
 
 class Diagnosis:
-    """Finds out why a case differs from the reference. `earlier` are all cases that ran before, in their order."""
+    """Finds out why a case differs from the reference."""
 
     def __init__(
         self,
@@ -62,10 +61,8 @@ class Diagnosis:
         *,
         limit: float,
         rerun: Rerun,
-        earlier: Sequence[CaseRecords] = (),
     ) -> None:
         self.reference, self.other, self.source, self.limit = reference, other, source, limit
-        self.earlier = list(earlier)
         self.is_reproducible = False  # whether equal runs are known to be equal
         self._rerun = rerun
         self._evidence = SampleEvidence()
@@ -93,19 +90,11 @@ class Diagnosis:
     # -- before the first gradient ---------------------------------------------------------------------
 
     def _unrepeated(self) -> Cause | None:
-        """Compare the reference with a repeat of itself, unless the runs start with the weights of earlier ones."""
-        known = list(self.earlier)
-        for records in (self.reference, self.other):
-            if records in known:
-                found = find_earlier_cause(records, known[: known.index(records)])
-                if found is not None:
-                    return found
+        """Compare the reference with a repeat of itself."""
         if self.is_reproducible:
             return None
         again = self._rerun(self.reference.case.ranks, (), 1)
-        return find_earlier_cause(again, known) or find_repeat_cause(
-            self.reference, again, self.source
-        )
+        return find_repeat_cause(self.reference, again, self.source)
 
     def _resume_cause(self) -> Cause | None:
         if not self.other.case.interrupted:
@@ -305,26 +294,6 @@ class Diagnosis:
 
 def _without(values: Sequence[str], one: str) -> list[str]:
     return [each for each in values if each != one]
-
-
-def find_earlier_cause(records: CaseRecords, earlier: Sequence[CaseRecords]) -> Cause | None:
-    """Return a cause if a run starts with weights that an earlier one had after some of its steps."""
-    start = records.first.start.get("weights")
-    for each in earlier:
-        if each.first.start.get("weights") == start:
-            return None  # it is where runs start anyway
-    for each in earlier:
-        for step, record in sorted(each.first.steps.items()):
-            if start is not None and record.get("weights") == start:
-                return Cause(
-                    EARLIER,
-                    f"{records.case.name} starts with the weights that {each.case.name} had after step {step}: the "
-                    "script loads a file that an earlier run has written.",
-                    "Write it to a relative path, because each run has its own working directory, or below {folder}, "
-                    "which Paceline replaces in the arguments with a folder for that run. Remove checkpoints of "
-                    "earlier runs.",
-                )
-    return None
 
 
 def find_repeat_cause(one: CaseRecords, again: CaseRecords, source: LossSource) -> Cause | None:

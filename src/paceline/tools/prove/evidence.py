@@ -281,7 +281,6 @@ TOLERANCES = {"float64": 1e-6, "float32": 1e-3, "float16": 2e-2, "bfloat16": 5e-
 SMALL = 1e-2
 
 SPLIT_LOSS = "a loss that depends on the split of the batch"
-CLIPPING = "gradients that are clipped before they are averaged"
 RATE = "the learning rate"
 
 # The factors of gradients and of losses, as powers of the number of ranks, and what they show.
@@ -330,7 +329,7 @@ class GradientComparison:
         """Return what explains gradients that differ; None if they agree, or if nothing that is known does."""
         if not self.is_known or self.agrees:
             return None
-        return self._clipping() or self._scale() or self._split_loss()
+        return self._scale() or self._split_loss()
 
     def __str__(self) -> str:
         """Say what was measured."""
@@ -345,25 +344,6 @@ class GradientComparison:
         )
 
     # -- causes ----------------------------------------------------------------------------------------
-
-    def _clipping(self) -> Cause | None:
-        """Ranks that have averaged their gradients clip the same ones."""
-        records = [rank.steps.get(self.step, {}) for rank in self.other.ranks]
-        clips = [each["clip"] for each in records if each.get("clip")]
-        if len(clips) < len(records) or not all_equal([each.get("gradient") for each in records]):
-            return None
-        sizes = [each["size"] for each in clips]
-        is_active = any(each["size"] > each["limit"] for each in clips)
-        if not is_active or max(sizes) - min(sizes) <= self.tolerance * max(sizes):
-            return None
-        shown = ", ".join(f"{size:.4g}" for size in sizes)
-        return Cause(
-            CLIPPING,
-            f"In step {self.step}, the {len(sizes)} ranks clip gradients of different sizes ({shown}; the limit is "
-            f"{clips[0]['limit']:g}), though all of them step with the same ones.",
-            "Clip after the average: after backward() of a DDP model, with the last micro-step, or with "
-            "run.update(opt, clip=...).",
-        )
 
     def _scale(self) -> Cause | None:
         ratio = self.other.case.ranks / self.reference.case.ranks

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from paceline.contract import env
 from paceline.contract.checkpoint import checkpoint_step, find_checkpoints
 from paceline.contract.foreign_records import read_object
-from paceline.contract.proof_spec import ProofSpec, record_path
+from paceline.contract.proof_spec import ProofSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED
-from paceline.errors import EnvironmentProblem, RunError, UsageError
+from paceline.errors import RunError, UsageError
 from paceline.launch.agents import ParallelRuns
 from paceline.launch.local_plan import LocalPlan
 from paceline.launch.local_run import LocalRun
@@ -30,9 +32,7 @@ from paceline.tools.prove.cases import Case
 from paceline.tools.prove.records import CaseRecords, read_logged, read_ranks
 from paceline.watch.failure import describe_failure
 
-MIN_FREE = 2**16  # bytes; with less, a run can neither go on nor tell why it failed
-
-Progress = Callable[[Case, int], None]  # the case that runs, and its step
+Progress = Callable[[Case], None]  # gets each case when it begins
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,11 @@ class Script:
     program: Program
     # the option for the batch size per rank, whose value here is the global one
     batch_arg: str | None = None
-    global_batch: int | None = None  # for {batch_per_rank}
     metrics: str | None = None  # the file of JSON lines that it writes
 
     def arguments(self, case: Case, folder: Path) -> tuple[str, ...]:
         values = {"ranks": str(case.ranks), "steps": str(case.steps), "folder": str(folder)}
         args = self._divided(case) if self.batch_arg else list(self.program.args)
-        if self.global_batch is not None:
-            values["batch_per_rank"] = str(
-                divide(self.global_batch * case.batch_factor, case.ranks)
-            )
         return tuple(_fill(each, values) for each in args)
 
     def metrics_file(self, case: Case, folder: Path, *, cwd: Path) -> Path | None:
@@ -73,7 +68,7 @@ class Script:
                     f"{flag} has no number in the script's arguments.",
                     hint=f"For example {flag} 64.",
                 )
-            each_rank = divide(int(text) * case.batch_factor, case.ranks)
+            each_rank = divide(int(text), case.ranks)
             found[where] = f"{name}={each_rank}" if equals else str(each_rank)
             return found
         raise UsageError(
@@ -92,10 +87,6 @@ def divide(batch: int, ranks: int) -> int:
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:
-    if "{batch_per_rank}" in text and "batch_per_rank" not in values:
-        raise UsageError(
-            "{batch_per_rank} needs the size of the global batch.", hint="Add --global-batch 64."
-        )
     for name, value in values.items():
         text = text.replace(f"{{{name}}}", value)
     return text
@@ -110,21 +101,20 @@ class LocalRunner:
         *,
         load: Callable[[Program, Sequence[Flag]], Job],
         folder: Path,
-        progress: Progress = lambda case, step: None,
-        tell: Callable[[str], None] = lambda text: None,
+        progress: Progress,
     ) -> None:
-        self.script, self.folder, self.progress, self.tell = script, folder, progress, tell
+        self.script, self.folder, self.progress = script, folder, progress
         self._load = load
-        self._has_copies = True  # each run works in a copy of the project
         self._pool = ParallelRuns(1)
 
     def run(self, case: Case, against: Sequence[Case]) -> CaseRecords:
+        self.progress(case)
         own = self.folder / "cases" / case.slug
         own.mkdir(parents=True)
         spec = make_spec(case, against, own=own, weights=self.folder / "weights")
-        run = self._prepare(case, own, _write(spec, own))
+        run = self._create(case, own, _write(spec, own))
         folder = run.plan.run_path.folder
-        verdict = self._launch(run.plan, case, own)
+        verdict = self._launch(run.plan)
         note, stopped_after = "", 0
         if case.interrupted and verdict == STOPPED:
             note, stopped_after, verdict = self._resume(case, own, spec, folder)
@@ -141,20 +131,6 @@ class LocalRunner:
             self._read(case, own, folder, metrics), note=note, stopped_after=stopped_after
         )
 
-    def _prepare(self, case: Case, own: Path, spec: Path) -> LocalRun:
-        """Create the folder of a run, with a copy of the project, if there can be one."""
-        try:
-            return self._create(case, own, spec)
-        except (EnvironmentProblem, UsageError) as problem:
-            if not self._has_copies:
-                raise
-            self._has_copies = False
-            run = self._create(case, own, spec)
-            self.tell(
-                f"all runs work in {run.job.cwd}, and find each other's files: {problem.message}"
-            )
-            return run
-
     def _create(self, case: Case, own: Path, spec: Path) -> LocalRun:
         job = self._job(case, own)
         variables = {env.PROOF: str(spec)}
@@ -170,7 +146,7 @@ class LocalRunner:
             Flag("--steps", "runtime.max_steps", case.steps),
             Flag("--tee", "launch.tee", "none"),
             Flag("--scratch", "project.scratch", str(self.folder / "runs")),
-            Flag("--snapshot", "project.snapshot", self._has_copies),
+            Flag("--snapshot", "project.snapshot", True),
             Flag("--workdir", "project.workdir", "snapshot"),
             Flag("--wandb", "tracking.wandb", False),
         ]
@@ -182,24 +158,16 @@ class LocalRunner:
         exclude = (*job.project.exclude, str(self.folder.relative_to(job.folder.absolute())))
         return self._load(program, [*flags, Flag("--output", "project.exclude", exclude)])
 
-    def _launch(self, plan: LocalPlan, case: Case, own: Path) -> str:
+    def _launch(self, plan: LocalPlan) -> str:
         verdicts: list[str] = []
-        records = record_path(own, 0)
         self._pool.run(
             [0],
             begin=lambda number, slot: plan,
             end=lambda number, verdict: verdicts.append(verdict),
             stop=lambda count: None,
-            poll=lambda: self._watch(case, records),
+            poll=lambda: None,
         )
-        self.progress(case, _count_steps(records))
         return verdicts[0] if verdicts else FAILED
-
-    def _watch(self, case: Case, records: Path) -> None:
-        """Show the progress, and end the run if the disk is full: its records would be incomplete."""
-        self.progress(case, _count_steps(records))
-        if shutil.disk_usage(self.folder).free < MIN_FREE:
-            raise full_disk(self.folder)
 
     def _resume(
         self, case: Case, own: Path, spec: ProofSpec, folder: RunFolder
@@ -210,13 +178,12 @@ class LocalRunner:
             return "nothing was saved: the script does not call run.resume", 0, STOPPED
         step = checkpoint_step(saved[0].name) or 0
         path = _write(replace(spec, stop_at=0), own)
-        earlier = EarlierRun(
-            folder, read_object(folder.run_json), read_launch_spec(folder), self._has_copies
-        )
+        about = read_object(folder.run_json)
+        earlier = EarlierRun(folder, about, read_launch_spec(folder), True)
         variables = {env.PROOF: str(path)}
         run = LocalRun(self._job(case, own), earlier=earlier, variables=variables)
         run.prepare([])
-        return "", step, self._launch(run.plan, case, own)
+        return "", step, self._launch(run.plan)
 
     def remove_weights(self) -> None:
         shutil.rmtree(self.folder / "weights", ignore_errors=True)
@@ -239,9 +206,6 @@ def make_spec(case: Case, against: Sequence[Case], *, own: Path, weights: Path) 
         weights=str(weights / f"{case.slug}.pt"),
         references={each.name: str(weights / f"{each.slug}.pt") for each in against},
         stop_at=max(1, case.steps // 3) if case.interrupted else 0,
-        batch_factor=case.batch_factor,
-        lr_factor=case.lr_factor,
-        lr_warmup=case.lr_warmup,
     )
 
 
@@ -251,23 +215,7 @@ def _write(spec: ProofSpec, own: Path) -> Path:
     return path
 
 
-def _count_steps(records: Path) -> int:
-    try:
-        return records.read_bytes().count(b'"kind": "step"')
-    except OSError:
-        return 0
-
-
-def full_disk(folder: Path) -> RunError:
-    return RunError(
-        f"The disk of {folder} is full.",
-        hint="Remove what you no longer need there, or choose another folder with --output.",
-    )
-
-
 def _failure(case: Case, folder: RunFolder) -> RunError:
-    if shutil.disk_usage(folder.path).free < MIN_FREE:
-        return full_disk(folder.path)
     lines = describe_failure(folder)
     # a run's id does not lead there: it is not in the user's scratch folder
     where = quote(str(folder.path))
@@ -292,13 +240,10 @@ def choose_folder(output: Path | None, project: Path, script: str) -> Path:
                 f"{output} already exists.", hint="Choose a new folder with --output."
             ) from None
         return output.absolute()
-    name, number = Path(script).stem, 1
     (project / "proofs").mkdir(parents=True, exist_ok=True)
-    while True:
-        folder = project / "proofs" / f"{name}-{number}"
-        try:
+    for number in count(1):
+        folder = project / "proofs" / f"{Path(script).stem}-{number}"
+        with suppress(FileExistsError):
             folder.mkdir()
-        except FileExistsError:
-            number += 1
-        else:
             return folder
+    raise AssertionError

@@ -36,7 +36,6 @@ class Request:
     has_metrics_file: bool = False
     tolerance: float | None = None  # None: by the dtype
     without: tuple[str, ...] = ()  # changes of all cases
-    scaled: tuple[Case, ...] = ()  # with larger batches and learning rates
 
 
 @dataclass
@@ -47,7 +46,6 @@ class Proof:
     comparisons: list[Comparison] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)  # cases that could not be run, and why
     causes: list[Cause] = field(default_factory=list)
-    scaled: list[CaseRecords] = field(default_factory=list)
     source: LossSource = field(default_factory=lambda: LossSource("", "loss"))
     limit: float = 0.0
 
@@ -109,9 +107,7 @@ class Prover:
                 continue
             proof.cases.append(records)
             proof.comparisons.append(compare(records, against, proof.source, limit=limit))
-        for case in map(self._changed, self.request.scaled):
-            proof.scaled.append(self._run(case, []))
-        if not proof.comparisons and not proof.scaled:
+        if not proof.comparisons:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in proof.skipped.items())
             raise RunError(
                 f"There was nothing to compare ({reasons or 'only one run'}).",
@@ -164,21 +160,11 @@ class Prover:
             return self._run(case, others)
 
         self.tell(f"{failed.name} and {failed.against} differ; looking for the cause")
-        earlier = list(self._known.values())
-        diagnosis = Diagnosis(
-            reference, other, proof.source, limit=proof.limit, rerun=rerun, earlier=earlier
-        )
+        diagnosis = Diagnosis(reference, other, proof.source, limit=proof.limit, rerun=rerun)
         diagnosis.is_reproducible = any(
             each.limit == 0 and each.agrees for each in proof.comparisons
         )
         proof.causes = diagnosis.causes()
-
-
-def last_loss(proof: Proof, records: CaseRecords) -> float:
-    """Return the mean loss over the last fifth of a run's samples."""
-    losses = [loss for _, loss in sorted(proof.curve(records).items())]
-    last = losses[-max(1, len(losses) // 5) :]
-    return math.fsum(last) / len(last) if last else math.nan
 
 
 def no_loss(records: CaseRecords, name: str) -> RunError:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from paceline.sweep.rows import to_label
 from paceline.tools.prove.comparison import Comparison
-from paceline.tools.prove.proof import Proof, last_loss
-from paceline.tools.prove.records import CaseRecords
+from paceline.tools.prove.proof import Proof
 
 PAGE = """\
 <!doctype html>
@@ -65,13 +64,13 @@ PICTURE_STYLE = (
 LEFT, RIGHT, TOP, BOTTOM = 76, 880, 18, 300
 ROW = 22  # of the legend
 
-Curves = Mapping[str, Mapping[int, float]]  # losses by step, or by samples, of each run
+Curves = Mapping[str, Mapping[int, float]]  # losses by step, of each run
 
 
 def write_report(proof: Proof, folder: Path, *, title: str) -> Path:
     """Write the files into the proof's folder; return the path of the report."""
     folder.mkdir(parents=True, exist_ok=True)
-    losses = draw({each.case.name: proof.curve(each) for each in proof.cases}, across="step")
+    losses = draw({each.case.name: proof.curve(each) for each in proof.cases})
     begin, rest = losses.split(">", 1)
     alone = f"{begin}>{PICTURE_STYLE}{rest}\n"
     (folder / "curves.svg").write_text(alone, encoding="utf-8")
@@ -91,7 +90,6 @@ def to_table(proof: Proof) -> dict[str, object]:
         "causes": [asdict(each) for each in proof.causes],
         "skipped": proof.skipped,
         "losses": {each.case.name: proof.curve(each) for each in proof.cases},
-        "scaled": {each.case.name: by_samples(each, proof) for each in proof.scaled},
     }
 
 
@@ -108,15 +106,6 @@ def render(proof: Proof, losses: str, *, title: str) -> str:
         body.append(f"<section><h2>What broke it: {escape(cause.name)}</h2>")
         body.append(f"<p>{escape(cause.evidence)}</p><p>{escape(cause.fix)}</p></section>")
     body += [_comparisons(proof), _section("Losses", losses, wide)]
-    if proof.scaled:
-        curves = {each.case.name: by_samples(each, proof) for each in proof.scaled}
-        ends = "; ".join(f"{each.case.name}: {last_loss(proof, each):.4g}" for each in proof.scaled)
-        note = (
-            "The global batch grows with the ranks, and the learning rate with it, after a warm-up. A scaling that "
-            f"works keeps the curves together. Mean loss over the last fifth: {ends}."
-        )
-        plot = draw(curves, across="samples seen")
-        body.append(_section("Scaled batches and learning rates", plot, note))
     about = escape(f"proof of {title}")
     return PAGE.format(title=about, style=STYLE, body="\n".join(body))
 
@@ -154,23 +143,12 @@ def _number(value: float) -> str:
     return "0" if value == 0 else f"{value:.1e}"
 
 
-def by_samples(records: CaseRecords, proof: Proof) -> dict[int, float]:
-    """Return the losses of a run by the number of samples that all ranks have seen by then."""
-    seen, found = 0, {}
-    losses = proof.curve(records)
-    for step in sorted(records.first.steps):
-        seen += sum(records.together(step, "rows") or [0])
-        if step in losses:
-            found[seen] = losses[step]
-    return found
-
-
 def _section(title: str, content: str, note: str) -> str:
     picture = f"<div class='picture'>{content}</div><p class='facts'>{escape(note)}</p>"
     return f"<section><h2>{title}</h2>{picture}</section>"
 
 
-def draw(curves: Curves, *, across: str) -> str:
+def draw(curves: Curves) -> str:
     """Draw losses on top of each other as SVG. The first curve is wide and pale, so that equal ones are seen on it."""
     points = [point for curve in curves.values() for point in curve.items()]
     values = [value for _, value in points if math.isfinite(value)] or [0.0, 1.0]
@@ -182,14 +160,13 @@ def draw(curves: Curves, *, across: str) -> str:
         x = LEFT + (at - first) / ((last - first) or 1) * (RIGHT - LEFT)
         return x, BOTTOM - (value - low) / (high - low) * (BOTTOM - TOP)
 
-    parts = [_label((LEFT + RIGHT) / 2, BOTTOM + 38, across, "middle"), _label(4, 12, "loss")]
-    for value in round_numbers(low, high):
+    parts = [_label((LEFT + RIGHT) / 2, BOTTOM + 38, "step", "middle"), _label(4, 12, "loss")]
+    for value in (low + (high - low) * part / 5 for part in range(6)):
         y = place(first, value)[1]
         parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{RIGHT}"/>')
-        parts.append(_label(LEFT - 8, y + 4, to_label(float(value)), "end"))
-    for mark in round_numbers(first, last, 8) if last > first else [first]:
-        if mark == int(mark):
-            parts.append(_label(place(mark, low)[0], BOTTOM + 20, f"{int(mark):,}", "middle"))
+        parts.append(_label(LEFT - 8, y + 4, to_label(value), "end"))
+    for mark in sorted({first + (last - first) * part // 5 for part in range(6)}):
+        parts.append(_label(place(mark, low)[0], BOTTOM + 20, f"{mark:,}", "middle"))
     for number, (name, curve) in enumerate(curves.items()):
         dash = DASHES[number % len(DASHES)]
         style = (
@@ -203,19 +180,10 @@ def draw(curves: Curves, *, across: str) -> str:
         x, y = LEFT + number % 2 * 412, BOTTOM + 62 + number // 2 * ROW
         parts += [f'<path class="line" d="M{x} {y}h34" {style}/>', _label(x + 42, y + 4, name)]
     height = BOTTOM + 62 + -(-len(curves) // 2) * ROW
-    about = escape(f"loss by {across} of {len(curves)} runs")
+    about = escape(f"loss by step of {len(curves)} runs")
     size = f'viewBox="0 0 {RIGHT + 20} {height}" style="min-width:630px" role="img" aria-label="{about}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join(parts)}</svg>'
 
 
 def _label(x: float, y: float, text: str, anchor: str = "start") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def round_numbers(low: float, high: float, about: int = 5) -> list[float]:
-    """Return about this many round numbers within a range."""
-    rough = (high - low) / about
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [index * step for index in range(first, math.floor(high / step + 1e-9) + 1)]

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import pwd
 import secrets
-import shutil
 import socket
 import stat
 import subprocess
@@ -115,7 +114,7 @@ def start_controller(paths: SandboxPaths, record: SandboxRecord) -> None:
     argv = [program("slurmctld"), "-D", "-i", "-f", str(paths.slurm_conf)]
     process = _start(paths, record, "slurmctld", argv)
     port = record.ports["slurmctld"]
-    _wait_until("slurmctld", process, paths, lambda: _accepts(port))
+    _wait_until("slurmctld", process, paths, lambda: accepts(port))
 
 
 def start_node(paths: SandboxPaths, record: SandboxRecord, node: str) -> None:
@@ -157,26 +156,29 @@ def start_accounting(paths: SandboxPaths, record: SandboxRecord) -> None:
     """Start MariaDB on its own socket, then slurmdbd, which stores Slurm's accounting in it."""
     variables = environment(paths, record)
     install_database(record, owner=user(), environment=variables)
-    process = _start(paths, record, "mariadbd", database_command(record))
+    process = _start(
+        paths, record, "mariadbd", [program("mariadbd"), f"--defaults-file={_settings(record)}"]
+    )
     ready = partial(_run_statements, record, "select 1", variables)
     _wait_until("mariadbd", process, paths, ready)
     password = secrets.token_hex(16)
-    if not _run_statements(record, _accounts(password), variables):
+    accounts = (
+        "create database slurm_acct_db;"
+        f"create user slurm@localhost identified by '{password}';"
+        "grant all on slurm_acct_db.* to slurm@localhost;"
+    )
+    if not _run_statements(record, accounts, variables):
         raise EnvironmentProblem(
             f"Cannot create the accounting database:\n{tail(paths.log('mariadbd'))}"
         )
     text = configuration.slurmdbd_conf(paths, record, user=user(), password=password)
     _write_secret(paths.etc / "slurmdbd.conf", text.encode())
     process = _start(paths, record, "slurmdbd", [program("slurmdbd"), "-D"])
-    _wait_until("slurmdbd", process, paths, lambda: _accepts(record.ports["slurmdbd"]))
+    _wait_until("slurmdbd", process, paths, lambda: accepts(record.ports["slurmdbd"]))
 
 
-def accepts_connections(record: SandboxRecord, node: str) -> bool:
-    """Return whether a node's daemon accepts connections."""
-    return _accepts(record.ports[node], host=record.address(node))
-
-
-def _accepts(port: int, *, host: str = "127.0.0.1") -> bool:
+def accepts(port: int, *, host: str = "127.0.0.1") -> bool:
+    """Return whether a daemon accepts connections."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((host, port)) == 0
@@ -227,16 +229,13 @@ def log_tail(name: str, paths: SandboxPaths) -> str:
     return tail(paths.log(name)) or tail(_output(paths, name)) or f"  ({paths.log(name)} is empty)"
 
 
-def tail(path: Path, lines: int = 8) -> str:
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    return last_lines(text, lines)
+def tail(path: Path) -> str:
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    return last_lines(text)
 
 
-def last_lines(text: str, lines: int = 8) -> str:
-    return "\n".join(f"  {line}" for line in text.strip().splitlines()[-lines:])
+def last_lines(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.strip().splitlines()[-8:])
 
 
 SERVER_USERS = ("mysql", "mariadb", "nobody")  # for root: the first of them that exists
@@ -250,11 +249,6 @@ def make_database_folder() -> str:
     server = _server_user()
     os.chown(folder, server.pw_uid, server.pw_gid)
     return folder
-
-
-def remove_database_folder(record: SandboxRecord) -> None:
-    if record.database:
-        shutil.rmtree(record.database, ignore_errors=True)
 
 
 def install_database(record: SandboxRecord, *, owner: str, environment: dict[str, str]) -> None:
@@ -278,21 +272,8 @@ def install_database(record: SandboxRecord, *, owner: str, environment: dict[str
         capture_output=True,
     )
     if made.returncode:
-        output = "\n".join((made.stdout + made.stderr).strip().splitlines()[-8:])
+        output = last_lines(made.stdout + made.stderr)
         raise EnvironmentProblem(f"mariadb-install-db failed:\n{output}")
-
-
-def database_command(record: SandboxRecord) -> list[str]:
-    return [program("mariadbd"), f"--defaults-file={_settings(record)}"]
-
-
-def _accounts(password: str) -> str:
-    """Return what creates the account of slurmdbd."""
-    return (
-        "create database slurm_acct_db;"
-        f"create user slurm@localhost identified by '{password}';"
-        "grant all on slurm_acct_db.* to slurm@localhost;"
-    )
 
 
 def _run_statements(record: SandboxRecord, statements: str, environment: dict[str, str]) -> bool:

@@ -69,20 +69,13 @@ def missing_packages(settings: Settings, *, find: Callable[[str], str | None] = 
 
 def require(settings: Settings) -> None:
     """Raise an error that names the missing packages, if any."""
-    missing = missing_packages(settings)
-    if missing:
-        command = f"apt-get install --no-install-recommends {' '.join(missing)}"
-        if not find("apt-get"):
-            hint = "Install them; your distribution may use other names."
-        elif os.geteuid() == 0:
-            hint = f"Run `paceline sandbox up --install`, or `{command}`."
-        else:
-            hint = f"Run: sudo {command}"
-        raise _missing_error(missing, hint)
-
-
-def _missing_error(missing: list[str], hint: str) -> EnvironmentProblem:
-    return EnvironmentProblem(f"The sandbox needs these packages: {' '.join(missing)}.", hint=hint)
+    if missing := missing_packages(settings):
+        names = " ".join(missing)
+        raise EnvironmentProblem(
+            f"The sandbox needs these packages: {names}.",
+            hint="As root on Debian or Ubuntu, run `paceline sandbox up --install`. Otherwise "
+            f"install them, e.g. sudo apt-get install --no-install-recommends {names}",
+        )
 
 
 def install(settings: Settings) -> list[str]:
@@ -90,14 +83,10 @@ def install(settings: Settings) -> list[str]:
     relatives.
     """
     missing = missing_packages(settings)
-    if not missing:
-        return []
     apt = find("apt-get")
-    if os.geteuid() != 0 or not apt:
-        raise _missing_error(
-            missing,
-            "--install works as root on Debian and Ubuntu. Otherwise, install them yourself.",
-        )
+    if not missing or os.geteuid() != 0 or not apt:
+        require(settings)
+        return []
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for args in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", *missing]):
         done = subprocess.run([apt, *args], env=quiet, text=True, capture_output=True)

@@ -12,9 +12,6 @@ from pathlib import Path
 
 import psutil
 
-# `env` is about to become one
-DAEMONS = ("munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd", "unshare", "env")
-
 
 @dataclass(frozen=True)
 class Process:
@@ -125,20 +122,6 @@ def node_processes(*, node: str, log: Path, slurm_conf: Path) -> list[Process]:
         except (psutil.Error, OSError):
             continue
     return [found for pid in sorted(pids) if (found := Process.of(pid))]
-
-
-def unrecorded_daemons(slurm_conf: Path) -> list[Process]:
-    """Return the daemons of a sandbox that its record may miss: whoever started them was killed at
-    that moment.
-    """
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.name() in DAEMONS and process.environ().get("SLURM_CONF") == str(slurm_conf):
-                found.append(Process.of(process.pid))
-        except (psutil.Error, OSError):
-            continue
-    return [process for process in found if process]
 
 
 def _target(link: Path) -> str:

@@ -15,7 +15,7 @@ from typing import TypeVar
 from paceline.errors import ClusterError, PacelineError, UsageError
 from paceline.tools.sandbox import daemons, network
 from paceline.tools.sandbox.packages import program, require, search_path
-from paceline.tools.sandbox.processes import Process, kill_all, node_processes, unrecorded_daemons
+from paceline.tools.sandbox.processes import Process, kill_all, node_processes
 from paceline.tools.sandbox.settings import NAMESPACES, PLAIN, SandboxPaths, SandboxRecord, Settings
 
 READY = ("idle", "mixed", "allocated")
@@ -216,9 +216,7 @@ class Sandbox:
                 if not self.is_running(name):
                     tail = daemons.log_tail(name, self.paths)
                     raise ClusterError(f"{name} has exited. Its log ends with:\n{tail}")
-            starting = {
-                name for name in starting if not daemons.accepts_connections(self.record, name)
-            }
+            starting = {name for name in starting if not self._accepts(name)}
             states = self.states() if not starting and self.controller_responds() else {}
             waiting = [
                 name for name in wanted if name not in states or states[name].state not in READY
@@ -245,6 +243,9 @@ class Sandbox:
                         ["scontrol", "update", f"nodename={name}", "state=resume"], check=False
                     )
             time.sleep(0.1)
+
+    def _accepts(self, name: str) -> bool:
+        return daemons.accepts(self.record.ports[name], host=self.record.address(name))
 
     # -- faults
     # -----------------------------------------------------------------------------------------
@@ -352,9 +353,9 @@ def stop_all(paths: SandboxPaths) -> bool:
     for name in ("slurmctld", "slurmdbd", "mariadbd", "munged"):
         if process := record.processes.get(name):
             process.end()
-    kill_all(unrecorded_daemons(paths.slurm_conf))
     network.remove(record)
-    daemons.remove_database_folder(record)
+    if record.database:
+        shutil.rmtree(record.database, ignore_errors=True)
     for folder in paths.created:
         shutil.rmtree(folder, ignore_errors=True)
     paths.record.unlink(missing_ok=True)
