@@ -36,6 +36,7 @@ def sent(guard: None, tmp_path: Path) -> Iterator[list[RemoteCommand]]:
         "sub/run.py",
         "other/run.py",
         "../elsewhere.py",
+        "../train.py",
     )
     for name in (*names, *files):
         path = tmp_path / "project" / name
@@ -68,11 +69,11 @@ def sent(guard: None, tmp_path: Path) -> Iterator[list[RemoteCommand]]:
             "submit {p}/train.py {p}/train.py --config {p}",
             "submit train.py {p}/train.py --config {p}",
         ),
-        ("project", "submit --gpus 1 {t}/link/sub/run.py", "submit --gpus 1 sub/run.py"),
+        ("project", "submit --gpus 1 {t}/link/sub/run.py", "submit --gpus-per-node=1 sub/run.py"),
         ("link", "submit {t}/link/train.py", "submit train.py"),
-        ("project", "submit -- {p}/-x.py", "submit -- ./-x.py"),
-        ("project", "submit ./train.py a", "submit ./train.py a"),
-        ("project", "submit -m {p}/train.py", "submit -m {p}/train.py"),
+        ("project", "submit -- {p}/-x.py", "submit ./-x.py"),
+        ("project", "submit ./train.py a", "submit train.py a"),
+        ("project", "submit -m {p}/train.py", "submit --module {p}/train.py"),
         ("project/sub", "submit {p}/sub/../train.py", "submit ../train.py"),
         ("project/sub", "submit {p}/other/run.py", "submit ../other/run.py"),
         ("project/sub", "submit ../train.py", "submit ../train.py"),
@@ -90,9 +91,9 @@ def sent(guard: None, tmp_path: Path) -> Iterator[list[RemoteCommand]]:
         (
             "project/sub",
             "sweep -A {p}/sweep.toml {p}/sweep.toml",
-            "sweep -A {p}/sweep.toml ../sweep.toml",
+            "sweep --account={p}/sweep.toml ../sweep.toml",
         ),
-        ("project", "sweep {p}/sweep.toml --count 1", "sweep sweep.toml --count 1"),
+        ("project", "sweep {p}/sweep.toml --count 1", "sweep --count=1 sweep.toml"),
         ("project", "doctor {p}/train.py --lr {p}/train.py", "doctor train.py --lr {p}/train.py"),
         ("project", "doctor --job {p}/train.py", "doctor --job train.py"),
         ("project/sub", "shell --config {p}/other.toml", "shell --config ../other.toml"),

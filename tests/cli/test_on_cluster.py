@@ -29,8 +29,6 @@ def project(guard: None, tmp_path: Path) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("line", "text", "hint"),
     [
-        ("submit --on alps --on cedar train.py", "--on is given twice", "--on alps,cedar"),
-        ("ps --on=alps --on alps", "--on is given twice", "--on alps,cedar"),
         ("submit --on alps,cedar train.py", "This takes one cluster", "Add --first"),
         ("logs --on alps,cedar last", "This takes one cluster", "once for each of alps, cedar"),
         ("ps --on alp", "There is no cluster 'alp'.", "Did you mean 'alps'?"),
@@ -40,16 +38,11 @@ def project(guard: None, tmp_path: Path) -> Iterator[None]:
             '[profiles.elm]\n    host = "',
         ),
         ("ps --on birch", "[profiles.birch] of ", 'host = "login.example.org"'),
-        (
-            "run --on alps train.py",
-            "--on does not apply to `paceline run`",
-            "paceline submit --on CLUSTER",
-        ),
-        ("prove --on alps train.py", "--on does not apply to `paceline prove`", "--help"),
-        ("sandbox --on alps up", "--on does not apply to `paceline sandbox`", ""),
+        ("run --on alps train.py", "No such option: --on.", "paceline ps --on CLUSTER"),
+        ("sandbox --on alps up", "No such option: --on.", "paceline ps --on CLUSTER"),
         (
             "sweep --local --on alps sweep.toml",
-            "would run on the login node of alps",
+            "would run the trials on the login node of alps",
             "Omit --local",
         ),
     ],
@@ -61,35 +54,29 @@ def test_mistakes_are_errors(line: str, text: str, hint: str) -> None:
     assert hint in problem.value.hint
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["--on alps ps", "--on=alps ps -n 3", "--on", "--on alps env list", "env --on alps list"],
-)
+@pytest.mark.parametrize("line", ["--on alps ps", "--on=alps ps -n 3", "env --on alps list"])
 def test_an_option_before_the_command_is_an_error_that_says_where_it_goes(line: str) -> None:
-    with pytest.raises(UsageError) as problem:
+    with pytest.raises(UsageError, match="No such option: --on") as problem:
         dispatch(line.split())
-    assert problem.value.message == "--on goes after the command and its subcommand."
     assert "paceline ps --on CLUSTER" in problem.value.hint
 
 
 @pytest.mark.parametrize(
-    ("line", "typed"),
+    ("line", "is_cluster"),
     [
-        ("submit train.py --on alps", "paceline submit --on alps train.py"),
-        ("submit train.py 3 --on=alps,cedar", "paceline submit --on alps,cedar train.py"),
-        ("run --dry-run train.py --on alps", "paceline submit --on alps train.py"),
-        ("submit train.py --on", ""),
-        ("submit train.py --on gpu", ""),  # the script's own
-        ("submit train.py --only alps", ""),
+        ("submit train.py --on alps", True),
+        ("run --dry-run train.py 3 --on alps", True),
+        ("submit train.py --on", False),
+        ("submit train.py --on gpu", False),  # the script's own
+        ("submit train.py --only alps", False),
     ],
 )
 def test_an_option_after_the_script_is_pointed_out(
-    line: str, typed: str, capsys: pytest.CaptureFixture[str]
+    line: str, is_cluster: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with suppress(ClusterError):  # there is no Slurm
         dispatch(line.split())
-    errors = capsys.readouterr().err
-    assert f"as in `{typed}`" in errors if typed else "is passed to the script" not in errors
+    assert ("--on alps goes to the script" in capsys.readouterr().err) == is_cluster
 
 
 @pytest.mark.parametrize("line", ["submit train.py", "sweep sweep.toml", "env build", "shell"])
@@ -106,8 +93,11 @@ def test_without_slurm_the_error_points_to_a_cluster(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "sent"),
     [
-        ("submit --on alps --yes --gpus 4 train.py --yes", "submit --gpus 4 train.py --yes"),
-        ("submit --yes --on alps -J --yes train.py", "submit -J --yes train.py"),
+        (
+            "submit --on alps --yes --gpus 4 train.py --yes",
+            "submit --gpus-per-node=4 train.py --yes",
+        ),
+        ("submit --yes --on alps -J --yes train.py", "submit --name=--yes train.py"),
         ("sweep sweep.toml --on alps --yes", "sweep sweep.toml"),
         ("env build --yes --on=alps --local", "env build --local"),
         ("env remove --on alps --yes abc", "env remove --yes abc"),  # asked there

@@ -318,7 +318,6 @@ def test_sweeps_shells_and_checks(lab: Lab, project: Path, slurm: Laptop) -> Non
     )
     slurm("sweep", *SMALL, "sweep.toml", check=True)
     assert json.loads(slurm("sweep", "show", "two", "--json", "--on", "slurm", check=True).stdout)
-    assert json.loads(slurm("sweep", "--on", "slurm", "show", "two", "--json", check=True).stdout)
     assert "train.py compiles" in slurm("doctor", "--job", *SMALL, "train.py", check=True).stdout
     done = slurm(
         "shell", "--on", "slurm", "--cpu", "-t", "5", input="echo $SLURM_JOB_ID $(id -u); exit 5\n"

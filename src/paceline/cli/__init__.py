@@ -42,10 +42,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         on = f" on {cluster}" if (cluster := os.environ.get(ON_CLUSTER)) else ""
         console.say_problem(f"{error.strerror or error}{on}{where}.")
         code = 1
-    except Exception as error:
-        if KeyboardInterrupt.__name__ not in str(error):  # all that pydantic keeps of Ctrl-C
-            raise
-        code = INTERRUPTED_EXIT
     # While Python shuts down, another Ctrl-C would end the process by the signal and change its exit code.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)

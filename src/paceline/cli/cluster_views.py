@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import console, on_cluster, run_command, runs
-from paceline.cli.on_cluster import Forwarded, ask, read_error
+from paceline.cli.cluster_request import make_request
+from paceline.cli.on_cluster import Forwarded
 from paceline.errors import UsageError
 from paceline.watch.origin import ClusterCopy, show, status
 
@@ -31,11 +32,11 @@ FOLLOW, ONCE, SWEEP, ACT = "follow", "once", "sweep", "act"
 
 def forwarded(asked: Forwarded) -> int:
     """Show runs of the cluster that `--on` names."""
-    if len(asked.names) > 1 or asked.names[0] == on_cluster.ALL:
-        return on_cluster.forward_to_each(asked, forwarded)
     from paceline.spec.clusters import find_cluster
     from paceline.ssh.connection import Connection
 
+    if asked.has_several:
+        return on_cluster.forward_to_each(asked, forwarded)
     project = on_cluster.find_project(asked)
     cluster = find_cluster(asked.names[0], project)
     copy = ClusterCopy(cluster.name, copy_folder(cluster, project), _actor(asked))
@@ -46,20 +47,14 @@ def forwarded(asked: Forwarded) -> int:
         return _follow(asked, copy)
     if asked.key == "report":
         name = str(asked.values.get("name") or runs.LAST)
-        return _show_once(asked, [ONCE, name], asked.line)
+        return show_once(asked, [ONCE, name], asked.line)
     return on_cluster.forward(asked)
-
-
-def report_sweep(asked: Forwarded, output: Path) -> int:
-    """Write the report of a sweep of the cluster that `--on` names, on this machine."""
-    name = str(asked.values.get("name") or runs.LAST)
-    return _show_once(asked, [SWEEP, name], ["report", name, "-o", str(output)])
 
 
 def copy_folder(cluster: Cluster, project: ProjectFile) -> Path:
     """Return where the copy of a cluster's runs is. Each scratch folder there has its own."""
     tables = [project.values.get("profiles", {}).get(cluster.name, {}), project.values]
-    settings = [table.get("project") for table in tables if isinstance(table, dict)]
+    settings = [table.get("project") for table in tables]
     found = (each.get("scratch") for each in settings if isinstance(each, dict))
     about = json.dumps([cluster.name, cluster.host, str(next(filter(None, found), ""))])
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -70,13 +65,12 @@ def _follow(asked: Forwarded, copy: ClusterCopy) -> int:
     from paceline.ssh.run_copy import Follower
 
     say = (lambda text: None) if asked.key == "top" else console.say_note
-    follower = Follower(copy.base, lambda: _stream(asked, [FOLLOW]), cluster=copy.cluster, say=say)
-    follower.begin()
+    Follower(copy.base, lambda: _stream(asked, [FOLLOW]), cluster=copy.cluster, say=say).begin()
     with show(copy):
         return run_command(asked.line)
 
 
-def _show_once(asked: Forwarded, question: list[str], line: Sequence[str]) -> int:
+def show_once(asked: Forwarded, question: list[str], line: list[str]) -> int:
     """Copy one run or sweep into a folder of its own, and show that."""
     from paceline.ssh.run_copy import SOME, RunCopy
 
@@ -86,20 +80,20 @@ def _show_once(asked: Forwarded, question: list[str], line: Sequence[str]) -> in
             for news in lines:
                 copy.apply(connection, news)
         with show(ClusterCopy(asked.names[0], Path(folder), _actor(asked))):
-            return run_command(list(line))
+            return run_command(line)
 
 
 def _show_old(asked: Forwarded, copy: ClusterCopy, connection: Connection) -> int:
     """Show what the copy has. Raises the problem if it has nothing, or waits for something."""
-    name = copy.cluster
-    if not copy.news()["here"] or asked.values.get("follow") or asked.key == "top":
-        raise connection.broken()
     from paceline.ssh.run_copy import RunCopy
 
-    if not copy.news()["problem"]:
-        RunCopy(copy.base).note(f"no connection to {name}")
+    news = copy.news()
+    if not news["here"] or asked.values.get("follow") or asked.key == "top":
+        raise connection.broken()
+    if not news["problem"]:
+        RunCopy(copy.base).note(f"no connection to {copy.cluster}")
     with show(copy):
-        console.say_note(f"{status()}. To connect: paceline login {name}")
+        console.say_note(f"{status()}. To connect: paceline login {copy.cluster}")
         return run_command(asked.line)
 
 
@@ -109,54 +103,48 @@ def _stream(asked: Forwarded, question: list[str]) -> Iterator[tuple[Connection,
     from paceline.ssh.remote_command import prepare
     from paceline.ssh.run_copy import Stream
 
-    connection, command = on_cluster.one_command(_asked(asked, question))
+    server = _server(asked, question)
+    connection, command = make_request(server, on_cluster.find_project(asked))
     with Stream(connection, prepare(connection, command)) as stream:
         yield connection, stream.news()
         if (code := stream.wait()) and connection.is_open():
-            raise read_error(stream.errors(), code, asked.names[0])
+            raise on_cluster.read_error(stream.errors(), code, asked.names[0])
 
 
 def _actor(asked: Forwarded) -> Any:
     def act(verb: str, run: str) -> str:
         """Do something to a run on the cluster; return what was done there."""
-        question = _asked(asked, [ACT, verb, run])
-        return str(ask(question, list(question.line))[1]["done"])
+        server = _server(asked, [ACT, verb, run])
+        return str(on_cluster.ask(server, server.line)[1]["done"])
 
     return act
 
 
-def _asked(asked: Forwarded, question: list[str]) -> Forwarded:
+def _server(asked: Forwarded, question: list[str]) -> Forwarded:
     config = {"config": asked.values.get("config")}
-    return Forwarded(asked.names, SERVER.replace("-", "_"), [SERVER, *question], config)
+    return Forwarded(asked.names, "view_server", [SERVER, *question], config)
 
 
 # -- the side of the cluster ---------------------------------------------------------------------
 
 
 def serve(args: Sequence[str]) -> int:
-    """Print news of runs, or do something to one: `follow`, `once RUN`, `act VERB RUN`."""
+    """Print news of runs, or do something to one: `follow`, `once RUN`, `sweep NAME`, `act VERB RUN`."""
     from paceline.ssh.run_list import print_news
+    from paceline.sweep.results import find_sweep
+    from paceline.ui.actions import act
 
     kind, *rest = args or [""]
     if kind == ACT:
-        from paceline.ui.actions import act
-
         print(json.dumps({"done": act(runs.own(rest[1]), rest[0])}))
-    elif kind in (FOLLOW, ONCE, SWEEP):
-        named = _find(rest[0], is_sweep=kind == SWEEP) if rest else None
-        with suppress(BrokenPipeError):
-            print_news(runs.scratch_here(), named, follow=kind == FOLLOW)
-    else:
+        return 0
+    if kind not in (FOLLOW, ONCE, SWEEP):
         raise UsageError("This is started by commands with --on.")
+    scratch, named = runs.scratch_here(), None
+    if kind == ONCE:
+        named = runs.run_or_sweep(rest[0]).path
+    elif kind == SWEEP:
+        named = find_sweep(rest[0], scratch).path
+    with suppress(BrokenPipeError):
+        print_news(scratch, named, follow=kind == FOLLOW)
     return 0
-
-
-def _find(name: str, *, is_sweep: bool) -> Path:
-    if is_sweep:
-        from paceline.sweep.results import find_sweep
-
-        return find_sweep(name, runs.scratch_here()).path
-    try:
-        return runs.run_or_sweep(name).path
-    except UsageError:
-        return runs.named(name).path  # says what is wrong

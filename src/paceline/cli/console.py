@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import sys
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 RED, GREEN, GREY, BOLD, PLAIN = "\033[31m", "\033[32m", "\033[90m", "\033[1m", "\033[0m"
 # Of --json. It changes when a program that reads it would have to; new keys may come at any time.
 FORMAT = 1
-NARROWEST = 20  # columns of a terminal for which sentences are wrapped
 PIPE_WIDTH = 10_000  # columns of a pipe or a file: nothing is wrapped or cut for other programs
 THEME = {
     "good": "green",
@@ -46,27 +46,12 @@ def paint(text: str, colour: str, stream: IO[str]) -> str:
 def say(text: str, *, colour: str = "") -> None:
     """Print a line to stderr, since stdout is the script's; ignore a closed terminal."""
     text = printable(text)
-    try:
+    with suppress(OSError):
         print(paint(text, colour, sys.stderr) if colour else text, file=sys.stderr, flush=True)
-    except OSError:
-        pass
-
-
-def _fit(text: str) -> str:
-    """Wrap sentences for a terminal. In a pipe or a file, lines stay whole."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        return text
-    from paceline.cli.wrapped_text import wrap_prose
-
-    try:
-        width = int(os.environ.get("COLUMNS") or os.get_terminal_size(sys.stderr.fileno()).columns)
-    except (OSError, ValueError):
-        return text
-    return wrap_prose(text, width) if width >= NARROWEST else text
 
 
 def say_note(text: str) -> None:
-    say(_fit(f"paceline: {text}"), colour=GREY)
+    say(f"paceline: {text}", colour=GREY)
 
 
 class TerminalHandler(logging.Handler):
@@ -89,7 +74,7 @@ def show_logged() -> None:
 
 def say_about(cluster: str, text: str) -> None:
     """Print what happens on one of several clusters."""
-    say(_fit(f"{cluster}: {text}"), colour=GREY)
+    say(f"{cluster}: {text}", colour=GREY)
 
 
 def say_error(error: PacelineError) -> None:
@@ -98,9 +83,9 @@ def say_error(error: PacelineError) -> None:
 
 
 def say_problem(message: str, hint: str = "") -> None:
-    say(_fit(f"paceline: error: {message}"), colour=RED)
+    say(f"paceline: error: {message}", colour=RED)
     if hint:
-        say(_fit(f"  {hint}"))
+        say(f"  {hint}")
 
 
 def cell(value: object) -> str:
@@ -133,11 +118,7 @@ def print_json(**values: Any) -> None:
     All but ASCII is escaped, so that no terminal acts on what names and messages contain.
     """
     table = {"format": FORMAT, **values}
-    try:
-        text = json.dumps(table, indent=1, allow_nan=False)
-    except ValueError:  # numbers of a script's own that JSON does not have
-        text = json.dumps(_without_nan(table), indent=1, allow_nan=False)
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(json.dumps(_without_nan(table), indent=1, allow_nan=False) + "\n")
 
 
 def _without_nan(value: Any) -> Any:

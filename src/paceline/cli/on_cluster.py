@@ -1,11 +1,16 @@
-"""`--on CLUSTER`: carry out a command on a login node. One mechanism for all commands, before their own code runs."""
+"""`--on CLUSTER`: a command runs on a login node as it was typed, and prints here.
+
+`forward_if_asked` takes the command away from typer, `forward` carries it out. What goes along is in
+`cluster_request`.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli import console
 from paceline.cli.cluster_request import FileName, make_request, mark_file
@@ -13,52 +18,25 @@ from paceline.contract import env
 from paceline.contract.foreign_records import parse_object
 from paceline.contract.verdict import USAGE_EXIT
 from paceline.errors import EnvironmentProblem, NoSlurm, PacelineError, UsageError
-from paceline.spec.option import PROJECT, VARIABLES
+from paceline.spec.option import VARIABLES
 from paceline.spec.settings import TABLE
 from paceline.spec.shell_text import quote
+from paceline.watch import origin
 
 if TYPE_CHECKING:
     from paceline.spec.clusters import ProjectFile
     from paceline.ssh.connection import Answer, Connection
-    from paceline.ssh.remote_command import RemoteCommand
 
-HERE = "here"  # as --on: this machine, whatever paceline.toml says
-ALL = "all"
-YES = "yes"  # answers the question whether to send code
+HERE, ALL = "here", "all"  # as --on: this machine, whatever paceline.toml says; every cluster
 # Commands that have the option, by their key: the module, and the subcommand if a module has several.
-FORWARDED = frozenset(
-    {
-        "submit",
-        "sweep",
-        "sweep_show",
-        "sweep_cancel",
-        "ps",
-        "show",
-        "logs",
-        "wait",
-        "report",
-        "cancel",
-        "export",
-        "sync",
-        "doctor",
-        "shell",
-        "env_build",
-        "env_list",
-        "env_remove",
-        "data_stage",
-        "data_push",
-        "clean",
-        "fetch",
-        "top",
-        "ui",
-        "init",
-    }
-)
-# as arguments; the commands that take a script have its name there
-TAKE_FILES = ("sweep", "env_build")
-# they may send code or secrets
-ASKS = ("submit", "sweep", "doctor", "shell", "env_build")
-ONLY_TYPED = ("init",)  # a default cluster does not count
+FORWARDED = {
+    *("submit", "sweep", "sweep_show", "sweep_cancel", "ps", "show", "logs", "wait", "report"),
+    *("cancel", "export", "sync", "doctor", "shell", "env_build", "env_list", "env_remove"),
+    *("data_stage", "data_push", "clean", "fetch", "top", "ui", "init"),
+}
+ASKS = ("submit", "sweep", "doctor", "shell", "env_build")  # they may send code or secrets
+# parameters that name files of the project; the script of a command that takes one is such a name
+FILES = {"config", "file", "files"}
 
 
 class Forwarded(Exception):
@@ -70,207 +48,97 @@ class Forwarded(Exception):
         super().__init__()
         self.names, self.key, self.line, self.values = names, key, args, values
 
+    @property
+    def has_several(self) -> bool:
+        return len(self.names) > 1 or self.names[0] == ALL
+
 
 def key_of(command: Any) -> str:
     """Return the name of a command in tables: `ps`, `sweep_show`, `env_list`."""
     module = str(getattr(command.callback, "__module__", "")).rpartition(".")[2]
-    return (
-        module
-        if getattr(command.callback, "__name__", "") == "command"
-        else f"{module}_{command.name}"
-    )
-
-
-def options_for(key: str) -> list[Any]:
-    """Return the options of a command for typer: the cluster, and whether to ask before code goes there."""
-    import typer
-
-    described = next(each for each in TABLE[PROJECT] if each.key == "project.on")
-    info = typer.Option(
-        described.name, metavar=described.metavar, help=described.help, rich_help_panel=PROJECT
-    )
-    sure = typer.Option(
-        "--yes", help="With --on: send code and secrets without asking.", rich_help_panel=PROJECT
-    )
-
-    def carrier(on: str | None = None, yes: bool = False) -> None:
-        """Typer makes options of parameters only; how it makes them depends on its version."""
-
-    carrier.__annotations__ = {"on": Annotated[str | None, info], "yes": Annotated[bool, sure]}
-    app = typer.Typer(add_completion=False)
-    app.command()(carrier)
-    names = ("on", YES) if key in ASKS else ("on",)
-    made = [each for each in typer.main.get_command(app).params if each.name in names]
-    for option in made:
-        option.expose_value = False
-    return made
-
-
-def takes_on(command: str) -> bool:
-    return any(key == command or key.startswith(f"{command}_") for key in FORWARDED)
-
-
-def misplaced(command: str, *, is_group: bool, hint: str) -> UsageError:
-    """Return the error for `--on` after `paceline COMMAND`, which does not have it."""
-    if is_group and (not command or takes_on(command)):
-        return UsageError(
-            "--on goes after the command and its subcommand.",
-            hint="Type, for example: paceline ps --on CLUSTER",
-        )
-    return UsageError(
-        f"--on does not apply to `paceline {command}`, which works on this machine.",
-        hint="Use `paceline submit --on CLUSTER`." if command == "run" else hint,
-    )
-
-
-def point_to_cluster(problem: NoSlurm, command: str) -> NoSlurm:
-    """Return the error with a hint how to reach a cluster, whose login node has Slurm."""
-    if on := os.environ.get(env.ON_CLUSTER):
-        hint = (
-            f"If /etc/profile on {on} does not set up Slurm, load it in [profiles.{quote(on)}],"
-            ' for example with setup = "module load slurm".'
-        )
-        return NoSlurm(problem.message, hint=hint)
-    if not takes_on(command):
-        return problem
-    from paceline.spec.clusters import suggest_clusters
-
-    hint = suggest_clusters("jobs") or (
-        "From a laptop, write the login node of your cluster into paceline.toml:\n"
-        '    [profiles.alps]\n    host = "login.example.org"\n'
-        f"  and type: paceline {command} --on alps ..."
-    )
-    otherwise = f"Otherwise, {problem.hint[:1].lower()}{problem.hint[1:]}" if problem.hint else ""
-    return NoSlurm(problem.message, hint=f"{hint}\n  {otherwise}".rstrip(), earlier=problem.earlier)
+    is_alone = getattr(command.callback, "__name__", "") == "command"
+    return module if is_alone else f"{module}_{command.name}"
 
 
 def forward_if_asked(
-    command: Any, ctx: Any, typed: list[str], script: list[str], values: Mapping[str, Any]
+    command: Any, ctx: Any, values: Mapping[str, Any], typed: Sequence[Any]
 ) -> None:
-    """Raise `Forwarded` if `--on` or a default names a cluster."""
-    if key_of(command) in ONLY_TYPED and not values.get("on"):
+    """Raise `Forwarded` if `--on` or a default names a cluster. `typed` are the parameters in their order."""
+    key = key_of(command)
+    asked = Forwarded([], key, _type_again(command, ctx, values, typed), values)
+    for flag, name in pairwise(values.get("args") or ()):
+        if flag == "--on" and name in find_project(asked).clusters():
+            console.say_note(f"--on {name} goes to the script: type --on before it")
+    # --local means this machine, and `init` writes a file of it
+    counts = key in FORWARDED and key != "init" and not values.get("local")
+    asked.names = _choose(asked, use_default=counts)
+    if key not in FORWARDED or not asked.names:
         return
-    names = _chosen(values.get("on"), values.get("config"))
-    if names and values.get("on") and values.get("local") and key_of(command) == "sweep":
-        name = console.printable(names[0])
+    if key == "sweep" and values.get("local"):
         raise UsageError(
-            f"--local cannot be combined with --on: the trials would run on the login node of {name}.",
-            hint=f"Omit --local to submit them to {name}, or omit --on to run them on this machine.",
+            f"--local would run the trials on the login node of {console.printable(asked.names[0])}.",
+            hint="Omit --local to submit them, or omit --on to run them on this machine.",
         )
-    # --local, typed alone, means this machine
-    if names and (values.get("on") or not values.get("local")):
-        path = ctx.command_path.split()[1:]
-        if script and not values.get("module"):
-            script = [mark_file(script[0]), *script[1:]]
-        takes_files = key_of(command) in TAKE_FILES
-        args = [*path, *without_option(typed, command.params, takes_files=takes_files), *script]
-        raise Forwarded(names, key_of(command), args, values)
+    raise asked
 
 
-def note_misplaced(ctx: Any, script: Sequence[str], values: Mapping[str, Any]) -> None:
-    """Say that `--on` with the name of a cluster goes to the script if it is typed after it."""
-    words = dict(zip(script[1:], [*script[2:], ""], strict=False))
-    found = [
-        each.partition("=")[2] or words[each] for each in words if each.partition("=")[0] == "--on"
-    ]
-    if not found or os.environ.get(env.ON_CLUSTER):
-        return
-    from paceline.spec.clusters import ProjectFile
-
-    config = values.get("config")
-    known = {HERE, ALL, *ProjectFile.find(Path.cwd(), Path(config) if config else None).clusters()}
-    for name in found:
-        if known.issuperset(name.split(",")):
-            command = (
-                "submit"
-                if ctx.command_path.endswith(" run")
-                else ctx.command_path.partition(" ")[2]
-            )
-            typed = f"paceline {command} --on {quote(name)} {quote(script[0])}"
-            console.say_note(
-                f"--on {console.printable(name)} is passed to the script: options of Paceline go before the script, as"
-                f" in `{typed}`"
-            )
-
-
-def _chosen(on: str | None, config: str | None) -> list[str]:
-    if os.environ.get(env.ON_CLUSTER) or on == HERE:
+def _choose(asked: Forwarded, *, use_default: bool) -> list[str]:
+    """Return the clusters of a command; none if it runs here. A machine with Slurm needs no default."""
+    if os.environ.get(env.ON_CLUSTER) or origin.shown() is not None:  # what shows a copy runs here
         return []
-    from paceline.spec.clusters import ProjectFile
-    from paceline.watch import origin
+    typed = asked.values.get("on")
+    default = os.environ.get(env.ON) or find_project(asked).default if use_default else ""
+    names = [each for each in (typed or default or "").split(",") if each and each != HERE]
+    if typed or not names:
+        return names
+    from paceline.slurm.commands import configured
 
-    if origin.shown() is not None:  # what shows a copy runs here
-        return []
-    name = (
-        on
-        or os.environ.get(env.ON)
-        or ProjectFile.find(Path.cwd(), Path(config) if config else None).default
-    )
-    names = [each for each in (name or "").split(",") if each and each != HERE]
-    if on is None and names:
-        from paceline.slurm.commands import configured
-
-        return [] if configured() else names
-    return names
+    return [] if configured() else names
 
 
-def without_option(
-    typed: Sequence[str], params: Sequence[Any], *, takes_files: bool = False
+def _type_again(
+    command: Any, ctx: Any, values: Mapping[str, Any], typed: Sequence[Any]
 ) -> list[str]:
-    """Return what was typed without `--on`, and without the `--yes` that goes with it: the question is asked here.
+    """Return the line for the cluster: without `--on` and the answer to a question that is asked here.
 
     Variables that were named without a value get this machine's. Files are marked as such.
     """
-    mark = mark_file if takes_files else str
-    takers = {
-        flag: each for each in params if each.param_type_name == "option" for flag in each.opts
-    }
     variables = {
-        flag
-        for group in TABLE.values()
-        for each in group
-        if each.kind == VARIABLES
-        for flag in each.flags
+        each.parameter for group in TABLE.values() for each in group if each.kind == VARIABLES
     }
-    kept: list[str] = []
-    words = iter(typed)
-    for word in words:
-        if word == "--":
-            return [*kept, word, *map(mark, words)]
-        flag, equals, value = (
-            word.partition("=") if word.startswith("--") else (word[:2], "", word[2:])
-        )
-        taker = takers.get(flag)
-        if taker is None or taker.is_flag:
-            kept += (
-                [mark(word)]
-                if taker is None
-                else [word]
-                if taker.name != YES or taker.expose_value
-                else []
-            )
-            continue
-        parts = [word] if equals or value else [word, next(words, "")]
-        if flag in variables:
-            text = value if equals else parts[1]
-            parts = [
-                flag,
-                text if "=" in text or text not in os.environ else f"{text}={os.environ[text]}",
-            ]
-        elif flag == "--config":
-            parts = [flag, FileName(value if equals else parts[1])]
-        kept += parts if flag != "--on" else []
-    return kept
+    line: list[str] = ctx.command_path.split()[1:]
+    arguments: list[str] = []
+    for param in dict.fromkeys(typed):
+        value = values[param.name]
+        found = [value] if isinstance(value, str) else value
+        if param.name in variables:
+            found = [f"{each}={os.environ[each]}" if each in os.environ else each for each in found]
+        if param.name in FILES and value:
+            found = [mark_file(each) for each in found]
+        if param.param_type_name == "argument":
+            arguments += found or []
+        elif param.is_flag and param.expose_value:
+            line.append(max(param.opts if value else param.secondary_opts, key=len))
+        elif param.expose_value:
+            flag = max(param.opts, key=len)
+            for each in found:
+                line += [flag, each] if isinstance(each, FileName) else [f"{flag}={each}"]
+    is_script = getattr(command.callback, "takes_a_script", False)
+    if is_script and arguments and not values.get("module"):
+        arguments[0] = mark_file(arguments[0])
+    before = arguments[:1] if is_script else arguments
+    return [*line, *["--"] * any(each.startswith("-") for each in before), *arguments]
 
 
-# -- what goes there ---------------------------------------------------------------------------------------------
+# -- carrying it out ---------------------------------------------------------------------------------------------
 
 
 def forward(asked: Forwarded) -> int:
     """Carry out a command on a cluster and return its exit code."""
-    from paceline.ssh import race, remote_command
+    from paceline.cli import submit_first
+    from paceline.ssh import remote_command
 
-    if len(asked.names) > 1 or asked.names[0] == ALL:
+    if asked.has_several:
         return forward_to_each(asked, forward)
     script = str(asked.values.get("script_only") or "/")
     if not script.startswith("/"):  # nobody looks into the copy of the project there
@@ -278,27 +146,29 @@ def forward(asked: Forwarded) -> int:
             f"{script} would be written on {asked.names[0]}, not here.",
             hint=f"Give it a full path on the cluster, e.g. /scratch/me/{Path(script).name}",
         )
-    race.remind()
+    submit_first.remind()
     connection, command = make_request(asked, find_project(asked))
-    does_not = ("dry_run", "script_only")
-    if asked.key == "submit" and not any(asked.values.get(each) for each in does_not):
-        return remote_command.submit(connection, command)
-    return remote_command.carry_out(connection, command)
+    submits = asked.key == "submit" and not asked.values.get("dry_run") and script == "/"
+    carry_out = remote_command.submit if submits else remote_command.carry_out
+    return carry_out(connection, command)
 
 
-def one_command(asked: Forwarded) -> tuple[Connection, RemoteCommand]:
-    """Return what carries a command out on one cluster, with its connection, which is open."""
-    if len(asked.names) > 1 or asked.names[0] == ALL:
-        raise _one_cluster(asked.names, asked.key)
-    return make_request(asked, find_project(asked))
-
-
-def call(asked: Forwarded) -> tuple[Connection, Answer]:
-    """Carry a command out on one cluster; return what it wrote."""
-    from paceline.ssh.remote_command import capture
-
-    connection, command = one_command(asked)
-    return connection, capture(connection, command)
+def forward_to_each(asked: Forwarded, carry_out: Callable[[Forwarded], int]) -> int:
+    """List the runs of several clusters, one after the other. One that cannot be reached does not hide the others."""
+    names, codes = cluster_names(asked), [0]
+    if asked.key != "ps" or asked.values.get("json"):
+        hint = f"Run it once for each of {', '.join(names)}."
+        if asked.key == "submit":
+            hint = "Add --first to train on the cluster that starts first, or submit to each."
+        raise UsageError("This takes one cluster.", hint=hint)
+    for name in names:
+        print(f"{console.printable(name)}:", flush=True)
+        try:
+            codes.append(carry_out(Forwarded([name], asked.key, asked.line, asked.values)))
+        except PacelineError as problem:
+            console.say_error(problem)
+            codes.append(problem.exit_code)
+    return max(codes)
 
 
 def cluster_names(asked: Forwarded) -> Sequence[str]:
@@ -319,39 +189,28 @@ def find_project(asked: Forwarded) -> ProjectFile:
     return ProjectFile.find(Path.cwd(), Path(config) if config else None)
 
 
-def _one_cluster(names: Sequence[str], key: str) -> UsageError:
-    hint = f"Run it once for each of {', '.join(names)}."
-    if key == "submit":
-        hint = "Add --first to train on the cluster that starts first, or submit to each of them."
-    return UsageError("This takes one cluster.", hint=hint)
+def call(asked: Forwarded) -> tuple[Connection, Answer]:
+    """Run a command on the cluster that `--on` names; return what it wrote. Raises what it complains of."""
+    from paceline.ssh.remote_command import capture
 
-
-def forward_to_each(asked: Forwarded, carry_out: Callable[[Forwarded], int]) -> int:
-    """List the runs of several clusters, one after the other. One that cannot be reached does not hide the others."""
-    names = cluster_names(asked)
-    if asked.key != "ps" or asked.values.get("json"):
-        raise _one_cluster(names, asked.key)
-    worst = 0
-    for name in names:
-        print(f"{console.printable(name)}:", flush=True)
-        try:
-            code = carry_out(Forwarded([name], asked.key, asked.line, asked.values))
-        except PacelineError as problem:
-            console.say_error(problem)
-            code = problem.exit_code
-        worst = max(worst, code)
-    return worst
+    if asked.has_several:
+        raise UsageError(
+            "This takes one cluster.", hint=f"Run it once for each of {', '.join(asked.names)}."
+        )
+    connection, command = make_request(asked, find_project(asked))
+    answer = capture(connection, command)
+    if answer.code != 0:
+        raise read_error(answer.errors, answer.code, asked.names[0])
+    return connection, answer
 
 
 def ask(asked: Forwarded, line: list[str]) -> tuple[Connection, Mapping[str, Any]]:
-    """Run a command on the cluster that `--on` names; return its answer. Raises what it complains of."""
+    """Do the same with a command whose answer is JSON."""
     connection, answer = call(Forwarded(asked.names, asked.key, line, asked.values))
-    if answer.code == 0:
-        try:
-            return connection, parse_object(answer.output)
-        except ValueError:
-            raise connection.unclear() from None
-    raise read_error(answer.errors, answer.code, asked.names[0])
+    try:
+        return connection, parse_object(answer.output)
+    except ValueError:
+        raise connection.unclear() from None
 
 
 def read_error(errors: str, code: int, cluster: str) -> PacelineError:
@@ -360,3 +219,22 @@ def read_error(errors: str, code: int, cluster: str) -> PacelineError:
     message, *hints = text.strip().splitlines() or [f"The command ended with exit code {code}."]
     kind = UsageError if code == USAGE_EXIT else EnvironmentProblem
     return kind(f"{cluster}: {message}", hint=" ".join(each.strip() for each in hints))
+
+
+def point_to_cluster(problem: NoSlurm, command: str) -> NoSlurm:
+    """Return the error with a hint how to reach a cluster, whose login node has Slurm."""
+    if on := os.environ.get(env.ON_CLUSTER):
+        hint = (
+            f"If /etc/profile on {on} does not set up Slurm, load it in [profiles.{quote(on)}],"
+            ' for example with setup = "module load slurm".'
+        )
+        return NoSlurm(problem.message, hint=hint)
+    from paceline.spec.clusters import suggest_clusters
+
+    hint = suggest_clusters("jobs") or (
+        "From a laptop, write the login node of your cluster into paceline.toml:\n"
+        '    [profiles.alps]\n    host = "login.example.org"\n'
+        f"  and type: paceline {command} --on alps ..."
+    )
+    otherwise = f"Otherwise, {problem.hint[:1].lower()}{problem.hint[1:]}" if problem.hint else ""
+    return NoSlurm(problem.message, hint=f"{hint}\n  {otherwise}".rstrip(), earlier=problem.earlier)

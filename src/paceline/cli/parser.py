@@ -6,7 +6,7 @@ import difflib
 import importlib
 import inspect
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -15,17 +15,18 @@ from typer.main import get_command
 from paceline.cli import on_cluster
 from paceline.cli.command_table import ABOUT, COMMANDS, OTHER_NAMES, SUBCOMMANDS
 from paceline.errors import UsageError
+from paceline.spec.option import PROJECT
 from paceline.spec.settings import TABLE, find_option, options_of
 
 GENERAL = "Options"
 WIDTH = 110
-GPU_FLAGS = ("--gpus", "--gpus-per-node", "--gpu", "--gres", "-G")
 RANKS_INSTEAD = (
     "`paceline run` starts one rank per GPU. For 2 ranks, use --nproc 2; to choose the GPUs, set"
     " CUDA_VISIBLE_DEVICES=0,1."
 )
-# Options of sbatch and torchrun that have no counterpart, and what to do instead.
+# Options that a command does not have, nor anything like it, and what to do instead.
 INSTEAD = {
+    "--on": "It goes after a command that works on a cluster: paceline ps --on CLUSTER",
     **dict.fromkeys(
         ("--array", "-a"), "Use `paceline sweep`: it submits job arrays, with one trial per point."
     ),
@@ -34,6 +35,27 @@ INSTEAD = {
         "Omit it: Paceline finds the nodes and a free port itself.",
     ),
 }
+
+
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="CLUSTER",
+        help=next(each.help for each in TABLE[PROJECT] if each.key == "project.on"),
+        rich_help_panel=PROJECT,
+    ),
+]
+Sure = Annotated[
+    bool,
+    typer.Option(
+        "--yes", help="With --on: send code and secrets without asking.", rich_help_panel=PROJECT
+    ),
+]
+
+
+def _forwarding_options(on: On = None, yes: Sure = False) -> None:
+    """What makes a command run on a cluster. It does not learn of them."""
 
 
 def make_app() -> Any:
@@ -72,11 +94,8 @@ class CommandGroup(TyperGroup):
         return load_command(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        # as in `sweep --on alps show`
-        at = 1 if args[1:2] and not args[1].startswith("--on") else 2 + ("--on" in args[1:2])
-        pair = " ".join([args[0], *args[at : at + 1]])
-        if pair in SUBCOMMANDS:
-            return pair, load_command(pair), [*args[1:at], *args[at + 1 :]]
+        if (pair := " ".join(args[:2])) in SUBCOMMANDS:
+            return pair, load_command(pair), args[2:]
         if args[0] not in COMMANDS and not ctx.resilient_parsing:
             raise _unknown_command(args[0])
         return args[0], self.get_command(ctx, args[0]), args[1:]
@@ -104,32 +123,26 @@ class GroupedCommand(TyperCommand):
             *args, **{**more, "help": text.strip(), "epilog": epilog, "context_settings": settings}
         )
         if (key := on_cluster.key_of(self)) in on_cluster.FORWARDED:
-            known = {flag for each in self.params for flag in each.opts}
-            self.params += [
-                each for each in on_cluster.options_for(key) if not known & {*each.opts}
-            ]
+            app = typer.Typer(add_completion=False)
+            app.command()(_forwarding_options)
+            on, yes = [each for each in get_command(app).params if each.name != "help"]
+            on.expose_value = yes.expose_value = False
+            self.params += [on, yes] if key in on_cluster.ASKS else [on]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; with `--on`, raise `Forwarded` in place of the command."""
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         values, _, order = self.make_parser(ctx).parse_args(list(args))
-        if sum(each.name == "on" for each in order) > 1:
-            raise UsageError(
-                "--on is given twice.", hint="Name several clusters as in --on alps,cedar."
-            )
-        is_script = getattr(self.callback, "takes_a_script", False)
-        script = list(values.get("args") or ()) if is_script else []
-        typed = args[: len(args) - len(script)]
+        script = list(values.get("args") or ())
         names_a_run = getattr(self.callback, "names_a_run", None)
         own = {flag for each in self.params for flag in (*each.opts, *each.secondary_opts)}
         follows = script[1:] and script[1].partition("=")[0] in own
         if names_a_run and follows and names_a_run(script[0]):  # options of ours after a run
+            typed = args[: len(args) - len(script)]
             return self.parse_args(ctx, [*typed, *script[1:], script[0]])
         rest = super().parse_args(ctx, list(args))
-        on_cluster.note_misplaced(ctx, script, values)
-        if on_cluster.key_of(self) in on_cluster.FORWARDED:
-            on_cluster.forward_if_asked(self, ctx, typed, script, values)
+        on_cluster.forward_if_asked(self, ctx, values, order)
         return rest
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -176,16 +189,13 @@ def usage_error(error: Any) -> UsageError:
     path = error.ctx.command_path if error.ctx else "paceline"
     name, hint = path.partition(" ")[2], f"See `{path} --help`."
     option = getattr(error, "option_name", "")
-    if option.startswith("--on"):
-        is_group = error.ctx is not None and hasattr(error.ctx.command, "commands")
-        return on_cluster.misplaced(name, is_group=is_group, hint=hint)
     if not option or type(error).__name__ != "NoSuchOption":
         return UsageError(error.format_message(), hint=hint)
     meant, elsewhere = find_option(option, name), find_option(option, "submit")
     takes = [each for each in ("run", "submit") if _has(each, option)]
     if instead := INSTEAD.get(option.replace("_", "-")):
         return UsageError(f"No such option: {option}.", hint=instead)
-    if name == "run" and option in GPU_FLAGS:
+    if name == "run" and elsewhere is not None and elsewhere.key == "job.gpus_per_node":
         return UsageError(f"{option} does not apply to `paceline run`.", hint=RANKS_INSTEAD)
     if takes:
         commands = " and ".join(f"`paceline {each}`" for each in takes)

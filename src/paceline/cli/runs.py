@@ -44,18 +44,22 @@ def project_here() -> tuple[Path, str]:
 
 def run_or_sweep(name: str) -> RunFolder | SweepFolder:
     """Return the run that a name means, or else the sweep. Raises UsageError if there is none."""
-    from paceline.sweep.results import find_sweep
-
     scratch = scratch_here()
-    if SweepFolder(Path(name)).spec.is_file():
-        return find_sweep(name, scratch)
     try:
         return folders.find_run(name, scratch)
-    except UsageError as no_run:
-        try:
-            return find_sweep(name, scratch)
-        except UsageError:
-            raise no_run from None
+    except UsageError:
+        if (sweep := _sweep_called(name, scratch)) is None:
+            raise
+        return sweep
+
+
+def _sweep_called(name: str, scratch: Path) -> SweepFolder | None:
+    from paceline.sweep.results import find_sweep
+
+    try:
+        return find_sweep(name, scratch)
+    except UsageError:
+        return None
 
 
 def named(name: str) -> RunFolder:
@@ -72,25 +76,20 @@ def _find(name: str, find: Callable[[str, Path], RunFolder]) -> RunFolder:
     scratch = scratch_here()
     try:
         return find(name, scratch)
-    except UsageError as no_run:
-        from paceline.sweep.results import find_sweep
-
-        try:
-            sweep = find_sweep(name, scratch)
-        except UsageError:
-            raise no_run from None
-        if name not in (sweep.name, LAST):  # it is a part of the name, and may be meant for a run
-            raise no_run from None
-        what = f"{name!r} is a sweep"
-        if name == LAST:
-            what = f"All your runs in {scratch} belong to a sweep"
-        show, cancel = (
-            to_type(f"sweep show {quote(sweep.name)}"),
-            to_type(f"sweep cancel {quote(sweep.name)}"),
-        )
-        trial = quote(f"{sweep.name}-0")
-        hint = f"See its trials with `{show}`, cancel them with `{cancel}`, or name one, as in {trial}."
-        raise UsageError(f"{what}.", hint=hint) from None
+    except UsageError:
+        sweep = _sweep_called(name, scratch)
+        # a part of a sweep's name may be meant for a run
+        if sweep is None or name not in (sweep.name, LAST):
+            raise
+    what = f"{name!r} is a sweep"
+    if name == LAST:
+        what = f"All your runs in {scratch} belong to a sweep"
+    show, cancel = (to_type(f"sweep {verb} {quote(sweep.name)}") for verb in ("show", "cancel"))
+    trial = quote(f"{sweep.name}-0")
+    raise UsageError(
+        f"{what}.",
+        hint=f"See its trials with `{show}`, cancel them with `{cancel}`, or name one, as in {trial}.",
+    )
 
 
 @contextmanager

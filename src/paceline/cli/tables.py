@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
 GAP = 2  # spaces between columns
 COMFORTABLE = 32  # a width at which texts wrap well
@@ -33,7 +32,9 @@ class Column:
     @cached_property
     def widest(self) -> int:
         """The width of its widest cell; ask once all of them are there."""
-        return max(_width(text) for text in {self.title, *self.cells})
+        from rich.text import Text
+
+        return max(Text.from_markup(cell).cell_len for cell in {self.title, *self.cells})
 
     @property
     def narrowest(self) -> int:
@@ -46,19 +47,15 @@ class Column:
 
 def fit(columns: Sequence[Column], width: int) -> tuple[list[Column], list[Column]]:
     """Return the columns that fit, and those that drop out. Empty columns take no room."""
-    shown = [column for column in columns if column.rank == KEPT or any(column.cells)]
-    while _total(column.comfortable for column in shown) > width and any(
-        column.optional for column in shown
-    ):
-        shown.remove(
-            max((column for column in shown if column.optional), key=lambda column: column.rank)
-        )
-    while _total(column.narrowest for column in shown) > width:
-        last = max(shown, key=lambda column: column.rank)
-        if last.rank == KEPT:
-            break
-        shown.remove(last)
-    return shown, [column for column in columns if column not in shown and any(column.cells)]
+    filled = [column for column in columns if column.rank == KEPT or any(column.cells)]
+    shown = list(filled)
+    while True:
+        optional = [column for column in shown if column.optional]
+        others = [column for column in shown if column.rank != KEPT]
+        needed = (column.comfortable if optional else column.narrowest for column in shown)
+        if _total(needed) <= width or not others:
+            return shown, [column for column in filled if column not in shown]
+        shown.remove(max(optional or others, key=lambda column: column.rank))
 
 
 def _total(sizes: Iterable[int]) -> int:
@@ -66,37 +63,30 @@ def _total(sizes: Iterable[int]) -> int:
 
 
 def make_table(shown: Sequence[Column], width: int) -> Table:
-    """Return a table of columns that `fit`."""
+    """Return a table of columns that `fit`. Room that is left goes to the shortest texts first."""
     from rich.table import Table
 
+    def is_long(column: Column) -> bool:
+        return column.crops and column.widest > column.wraps_well_at
+
+    left = width - _total(column.narrowest for column in shown)
+    sizes = {}
+    for column in sorted(shown, key=lambda column: (is_long(column), column.widest)):
+        more = max(0, min(left, column.widest - column.narrowest))
+        sizes[column.title] = column.narrowest + more
+        left -= more
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, GAP, 0, 0))
-    for column, size in zip(shown, _sizes(shown, width), strict=True):
+    for column in shown:
         table.add_column(
             column.title,
             no_wrap=column.wraps_at is None or column.crops,
             justify=column.justify,
             overflow="ellipsis" if column.crops else "fold",
-            width=size,
+            width=sizes[column.title],
         )
     for cells in zip(*(column.cells for column in shown), strict=True):
         table.add_row(*cells)
     return table
-
-
-def _sizes(shown: Sequence[Column], width: int) -> list[int]:
-    """Return the width of each column. Room goes to short texts that are cut, to those that wrap, then to long ones."""
-    sizes = [column.narrowest for column in shown]
-    left = max(0, width - _total(sizes))
-    wanted = [(index, column.comfortable) for index, column in enumerate(shown) if column.crops]
-    wanted += sorted(
-        ((index, column.widest) for index, column in enumerate(shown)),
-        key=lambda each: shown[each[0]].crops,
-    )
-    for index, size in wanted:
-        more = min(left, max(0, size - sizes[index]))
-        sizes[index] += more
-        left -= more
-    return sizes
 
 
 def print_columns(out: Console, shown: Sequence[Column], width: int) -> None:
@@ -107,27 +97,4 @@ def print_columns(out: Console, shown: Sequence[Column], width: int) -> None:
         return
     with out.capture() as printed:
         out.print(table)
-    lines = [line.rstrip() for line in printed.get().splitlines()]
-    out.file.write("\n".join(lines) + "\n")
-
-
-def _is_plain(cell: str) -> bool:
-    """Return whether a cell is printed as it stands, with one column per character."""
-    return cell.isascii() and "[" not in cell and "\\" not in cell
-
-
-def _width(cell: str) -> int:
-    return len(cell) if _is_plain(cell) else _marked_width(cell)
-
-
-@lru_cache(maxsize=4096)
-def _marked_width(cell: str) -> int:
-    from rich.cells import cell_len
-
-    return cell_len(_text(cell).plain)
-
-
-def _text(cell: str) -> Text:
-    from rich.text import Text
-
-    return Text.from_markup(cell)
+    out.file.writelines(f"{line.rstrip()}\n" for line in printed.get().splitlines())

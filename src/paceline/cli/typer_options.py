@@ -99,27 +99,16 @@ class Settings:
         self, args: Sequence[str] | None, *, is_module: bool, cwd: Path, command: str = "run"
     ) -> Program:
         """Return the script or module that was typed, or else that of `[project] script`."""
-        if args:
-            return find_program(args, is_module=is_module, cwd=cwd, command=command)
         from paceline.spec.job import Program
 
-        job = self.load(Program(""), cwd=cwd, here=True)
-        is_module = job.project.script[:1] == ("-m",)
-        name, *rest = job.project.script[is_module:] or ("",)
-        if not name or is_module:
-            return find_program(
-                [name, *rest] if name else None, is_module=is_module, cwd=cwd, command=command
-            )
-        if not (job.folder / name).is_file():
-            source = job.source("project.script")
-            hint = (
-                _similar_script(job.folder / name, os.path.dirname(name))
-                or "Fix it, or name a script."
-            )
-            raise UsageError(f"{source} names {name!r}, but there is no such file.", hint=hint)
-        return find_program(
-            [os.path.relpath(job.folder / name, cwd), *rest], is_module=False, cwd=cwd
-        )
+        if not args:
+            job = self.load(Program(""), cwd=cwd, here=True)
+            args = list(job.project.script)
+            is_module = args[:1] == ["-m"]
+            if args and args[0] and not is_module:
+                args[0] = os.path.relpath(job.folder / args[0], cwd)
+            args = args[is_module:]
+        return find_program(args, is_module=is_module, cwd=cwd, command=command)
 
     def find_earlier(
         self, run: str, args: Sequence[str] | None, *, is_module: bool, cwd: Path, backend: str
@@ -186,26 +175,19 @@ def takes_settings(
             )
             return function(**given, settings=settings)
 
-        own = [each for each in _parameters(function) if each.name != "settings"]
+        signature = inspect.signature(function, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.name != "settings"]
         more = [_parameter(option, group, shown) for group, option in table.values()]
         more += [_keyword("config", Config), _keyword("cluster_profile", ClusterProfile)]
         own.sort(key=lambda each: each.kind)  # keywords come after the settings
         first = sum(each.kind != inspect.Parameter.KEYWORD_ONLY for each in own)
         command.__signature__ = inspect.Signature([*own[:first], *more, *own[first:]])  # type: ignore[attr-defined]
-        command.__doc__, command.__name__, command.__annotations__ = (
-            function.__doc__,
-            function.__name__,
-            {},
-        )
-        command.__module__ = function.__module__
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        command.__module__, command.__annotations__ = function.__module__, {}
         command.takes_a_script, command.names_a_run = script, names_a_run  # type: ignore[attr-defined]
         return command
 
     return decorate
-
-
-def _parameters(function: Command) -> list[inspect.Parameter]:
-    return list(inspect.signature(function, eval_str=True).parameters.values())
 
 
 def _keyword(name: str, annotation: object) -> inspect.Parameter:
@@ -247,20 +229,20 @@ def find_program(
             hint=f"Name one, as in `paceline {command} {ranks} train.py --lr 0.1`,"
             ' or set script = "train.py" in [project] of paceline.toml.',
         )
-    name, rest = args[0], tuple(args[1:])
+    name, *rest = args
     if not name.strip():
         what = "module" if is_module else "script"
         raise UsageError(
             f"The name of the {what} is empty.", hint="Is a variable of your shell empty?"
         )
     if is_module:
-        return Program(name, rest, is_module=True)
-    path = cwd / name
-    if not path.is_file():
-        general = "Options of Paceline go before the script, the script's own after it. Use -m for a module."
-        hint = _similar_script(path, os.path.dirname(name)) or general
-        raise UsageError(f"There is no script {name!r} in {cwd}.", hint=hint)
-    return Program(os.path.normpath(name), rest)
+        return Program(name, tuple(rest), is_module=True)
+    if not (cwd / name).is_file():
+        raise UsageError(
+            f"There is no script {name!r} in {cwd}.",
+            hint="Options of Paceline go before the script, the script's own after it. Use -m for a module.",
+        )
+    return Program(os.path.normpath(name), tuple(rest))
 
 
 def require_folder(path: Path) -> None:
@@ -270,15 +252,3 @@ def require_folder(path: Path) -> None:
             f"Cannot write {path}: there is no folder {str(path.parent)!r}.",
             hint="Create it first, or name another file.",
         )
-
-
-def _similar_script(path: Path, folder: str) -> str:
-    """Return the script that a misspelt one most likely means, as a question; empty if there is none."""
-    import difflib
-
-    try:
-        scripts = sorted(entry.name for entry in path.parent.iterdir() if entry.suffix == ".py")
-    except OSError:
-        return ""
-    close = difflib.get_close_matches(path.name, scripts, n=1)
-    return f"Did you mean {os.path.join(folder, close[0])!r}?" if close else ""
