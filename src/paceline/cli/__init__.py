@@ -75,12 +75,14 @@ def overview() -> str:
 
 def run_command(args: list[str]) -> int:
     """Let typer parse the command line and run the command; turn its usage errors into ours."""
-    from paceline.cli import on_cluster, parser
+    from paceline.cli import on_cluster, parser, submit_first
 
     settings = {"prog_name": "paceline", "help_option_names": HELP, "standalone_mode": False}
     try:
         result = parser.make_app()(args, **settings)
     except on_cluster.Forwarded as asked:  # some commands have something to do here, too
+        if asked.key != "submit":
+            submit_first.remind()
         module = importlib.import_module(COMMANDS[args[0]][0])
         return int(getattr(module, "forwarded", on_cluster.forward)(asked))
     except NoSlurm as problem:

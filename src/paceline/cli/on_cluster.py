@@ -135,7 +135,6 @@ def _type_again(
 
 def forward(asked: Forwarded) -> int:
     """Carry out a command on a cluster and return its exit code."""
-    from paceline.cli import submit_first
     from paceline.ssh import remote_command
 
     if asked.has_several:
@@ -146,7 +145,6 @@ def forward(asked: Forwarded) -> int:
             f"{script} would be written on {asked.names[0]}, not here.",
             hint=f"Give it a full path on the cluster, e.g. /scratch/me/{Path(script).name}",
         )
-    submit_first.remind()
     connection, command = make_request(asked, find_project(asked))
     submits = asked.key == "submit" and not asked.values.get("dry_run") and script == "/"
     carry_out = remote_command.submit if submits else remote_command.carry_out
