@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from paceline.cli import console
-from paceline.cli.command_table import ABOUT, COMMANDS, EXAMPLES, SERVERS
+from paceline.cli.command_table import ABOUT, COMMANDS, EXAMPLES, FORWARDERS, SERVERS
 from paceline.contract.env import ON_CLUSTER
 from paceline.contract.verdict import INTERRUPTED_EXIT, USAGE_EXIT
 from paceline.errors import NoSlurm, PacelineError
@@ -80,11 +80,12 @@ def run_command(args: list[str]) -> int:
     settings = {"prog_name": "paceline", "help_option_names": HELP, "standalone_mode": False}
     try:
         result = parser.make_app()(args, **settings)
-    except on_cluster.Forwarded as asked:  # some commands have something to do here, too
+    except on_cluster.Forwarded as asked:
         if asked.key != "submit":
             submit_first.remind()
-        module = importlib.import_module(COMMANDS[args[0]][0])
-        return int(getattr(module, "forwarded", on_cluster.forward)(asked))
+        if asked.key in FORWARDERS:
+            return int(importlib.import_module(FORWARDERS[asked.key]).forwarded(asked))
+        return on_cluster.forward(asked)
     except NoSlurm as problem:
         raise on_cluster.point_to_cluster(problem, args[0]) from None
     except Exception as error:

@@ -94,6 +94,13 @@ SUBCOMMANDS = {
 # What a command with --on starts on the cluster; nobody types it.
 SERVERS = {"view-server": "paceline.cli.cluster_views"}
 
+# What carries out a command with --on that does more than run there.
+FORWARDERS = {
+    **dict.fromkeys(("ps", "show", "logs", "top", "ui", "report"), "paceline.cli.cluster_views"),
+    **dict.fromkeys(("export", "sweep_show"), "paceline.cli.remote_output"),
+    **{key: f"paceline.cli.commands.{key}" for key in ("submit", "fetch", "data_push", "init")},
+}
+
 # What people type for a command that has another name, and what to type instead.
 OTHER_NAMES = {
     **dict.fromkeys(("resume", "continue"), "paceline submit --resume RUN"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -22,9 +22,6 @@ from paceline.spec.typed_flags import Flag
 from paceline.staging.copy import Progress, Transfer
 from paceline.staging.packs import Packs
 from paceline.staging.stager import ScannedItem, scan_items
-
-if TYPE_CHECKING:
-    from paceline.cli.on_cluster import Forwarded
 
 app = typer.Typer(
     add_completion=False,
@@ -111,10 +108,3 @@ def _pack(items: list[ScannedItem], packs: Packs) -> int:
 
 
 app.command(cls=GroupedCommand, name="push")(data_push.command)
-
-
-def forwarded(asked: Forwarded) -> int:
-    """Carry out a command for the cluster that `--on` names: `push` runs here, the others there."""
-    from paceline.cli.on_cluster import forward
-
-    return data_push.forwarded(asked) if asked.key == "data_push" else forward(asked)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import cluster_views, runs
+from paceline.cli import runs
 from paceline.cli.log_printer import LogPrinter, follow_until_over, has_several_logs
 from paceline.contract.verdict import FAILED
 from paceline.errors import UsageError
@@ -24,8 +24,6 @@ from paceline.watch.run_log import Filter, LogLine, RunLog
 from paceline.watch.run_status import newest_verdict
 
 ALL = "all"
-
-forwarded = cluster_views.forwarded  # with --on
 
 
 def command(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import console, remote_output, typer_options
+from paceline.cli import console, typer_options
 from paceline.contract.sweep_folder import DONE, FAILED, SweepFolder
 from paceline.errors import UsageError
 from paceline.spec.option import LAUNCH, PROJECT, RESOURCES, SWEEP
@@ -18,8 +18,6 @@ from paceline.spec.typed_flags import Flag
 
 if TYPE_CHECKING:
     from paceline.sweep.settings import SweepSettings
-
-forwarded = remote_output.forwarded  # with --on
 
 # Keys whose flags set `[sweep]`, and not the settings of trials.
 OWN_KEYS = {option.key for option in TABLE[SWEEP]}
