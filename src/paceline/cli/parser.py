@@ -37,14 +37,10 @@ INSTEAD = {
 }
 
 
+_ON = next(each for each in TABLE[PROJECT] if each.key == "project.on")
 On = Annotated[
     str | None,
-    typer.Option(
-        "--on",
-        metavar="CLUSTER",
-        help=next(each.help for each in TABLE[PROJECT] if each.key == "project.on"),
-        rich_help_panel=PROJECT,
-    ),
+    typer.Option(_ON.name, metavar=_ON.metavar, help=_ON.help, rich_help_panel=PROJECT),
 ]
 Sure = Annotated[
     bool,
