@@ -114,7 +114,7 @@ def test_whatever_acts_refuses_a_foreign_run(by_path: bool, scratch: Path) -> No
 def test_a_foreign_run_can_be_read(scratch: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (path_of(scratch, FOREIGN) / "slurm.log").write_text("their output\n")
     assert show.command(FOREIGN) == 0
-    assert logs.command(FOREIGN, batch=True) == 0
+    assert logs.command(FOREIGN) == 0
     out = capfd.readouterr().out
     assert FOREIGN in out
     assert "their output" in out

@@ -107,7 +107,6 @@ def flags_written_in(module: Any) -> list[str]:
         ),
         ("run --here train.py", "--here needs --resume"),
         ("sync 1a2b --all", "--all cannot be combined with a run (1a2b)"),
-        ("logs --batch --timestamps", "no ranks, attempts or times"),
         ("inspect data --warm train.py", "--warm applies to `paceline run`"),
         (
             "inspect data --profile 1:2 train.py",

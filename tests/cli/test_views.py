@@ -120,7 +120,7 @@ def test_a_terminal_gets_text_and_colours_alone(printed: str, shown: str | None)
     assert keep_colours(printed) == (printed if shown is None else shown)
 
 
-@pytest.mark.parametrize("command", ["logs", "logs --batch", "logs -f", "submit --follow"])
+@pytest.mark.parametrize("command", ["logs", "logs -f", "submit --follow"])
 @pytest.mark.parametrize("stream", [Terminal, io.StringIO])
 def test_logs_of_a_script_that_writes_to_the_terminal(
     command: str, stream: type[io.StringIO], folder: RunFolder, monkeypatch: pytest.MonkeyPatch
@@ -133,10 +133,7 @@ def test_logs_of_a_script_that_writes_to_the_terminal(
     if command == "submit --follow":
         submit.wait_until_done(folder, follow=True)
     else:
-        batch = command == "logs --batch"
-        logs.command(
-            folder.path.name, follow=command == "logs -f", batch=batch, rank="all" if batch else "0"
-        )
+        logs.command(folder.path.name, follow=command == "logs -f", rank="0")
     assert isinstance(sys.stdout, io.StringIO)
     shown = text if stream is io.StringIO else "\x1b[32mloss 1.5\x1b[0m\x1b[0m\n"
     assert sys.stdout.getvalue() == shown
@@ -257,7 +254,7 @@ def test_without_slurm_the_commands_say_what_to_do(
 
 
 def test_logs_that_do_not_exist_say_what_there_is_instead(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, state = folder.path.name, {"7": JobState("7", "PENDING", reason="Priority")}
     folder.job.write_text("7\n")
@@ -268,19 +265,16 @@ def test_logs_that_do_not_exist_say_what_there_is_instead(
             cli.dispatch(["logs", *args, run])
         return error.value.message, error.value.hint
 
-    waits = f"Wait for it with `paceline logs -f {run}`."
+    waits = f"See `paceline logs -f {run}`."
     queued = "the run is queued (waits for nodes: other jobs come first)."
     assert problem() == (f"There is no output yet; {queued}", waits)
     assert problem("--rank", "0") == (f"There is no log of rank 0 yet; {queued}", waits)
-    assert problem("--rank", "2") == (f"Run {run} has no rank 2.", "It has 2 ranks, from 0.")
-    assert problem("--batch")[1] == waits.replace("-f", "-f --batch")
+    assert problem("--rank", "2") == (f"Run {run} has no rank 2.", "Its last is 1.")
     state["7"] = JobState("7", "FAILED")
-    assert problem()[1] == f"Its ranks did not start. See `paceline show {run}`."
+    assert problem() == ("There is no output; the run has failed.", f"See `paceline show {run}`.")
     folder.slurm_log.write_text("no such module\n")
-    assert problem() == (
-        "There is no output; the run has failed.",
-        f"Its ranks did not start. Read the output of the batch script: paceline logs --batch {run}",
-    )
+    assert cli.dispatch(["logs", run]) == 0
+    assert capsys.readouterr().out == "no such module\n"
     folder.attempt(1).path.mkdir()
     assert problem("--attempt", "3") == (f"Run {run} has no attempt 3.", "Its attempts: 1.")
 

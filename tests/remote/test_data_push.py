@@ -260,7 +260,7 @@ def test_newer_files_and_links_there_are_kept(
         f"echo older >{there}/images/notes.txt; touch -d 2001-01-01 {there}/images/notes.txt"
     )
     done = laptop("data", "push", "images", "--yes", "--on", "plain", check=True)
-    assert "1 newer file on the cluster, not overwritten: labels.csv\n" in done.stderr
+    assert "1 newer on the cluster, not overwritten: labels.csv\n" in done.stderr
     assert (there / "images" / "labels.csv").read_text() == "corrected\n"
     assert (there / "images" / "notes.txt").read_text() == "mine"
     assert os.readlink(there / "images" / "train") == "disk"

@@ -306,7 +306,7 @@ def test_it_asks_before_code_travels_for_the_first_time(
     sends_secrets = ("--script-only", f"{lab.home}/job.sbatch", "--secret", "MY_TOKEN")
     code, seen = ask(b"n\n", *sends_secrets)
     assert code == 2
-    assert "MY_TOKEN (your environment) goes to slurm for the first time" in seen
+    assert "MY_TOKEN (your environment) will be sent to slurm for the first time" in seen
     code, seen = ask(None, *sends_secrets, "--yes")
     assert code == 0, seen
     assert "Send it?" not in seen

@@ -326,13 +326,12 @@ def test_the_file_wins_over_the_flag(tmp_path: Path, paceline: Callable[..., Com
     )
     completed = paceline(*args, "sweep.toml", check=True)
     assert (
-        "--wandb-sweep is me/digits/typed, but [sweep] wandb_sweep in sweep.toml is me/digits/filed"
+        "--wandb-sweep is me/digits/typed, but sweep.toml or its settings name me/digits/filed"
         in completed.stderr
     )
     (tmp_path / "paceline.toml").write_text('[tracking]\nwandb_sweep = "me/digits/tracked"\n')
     completed = paceline(*args, "train.py", check=True)
-    assert "--wandb-sweep is me/digits/typed, but tracking.wandb_sweep in" in completed.stderr
-    assert "is me/digits/tracked" in completed.stderr
+    assert "or its settings name me/digits/tracked" in completed.stderr
     assert "/train-tracked" in completed.stdout
 
 

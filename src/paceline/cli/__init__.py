@@ -12,7 +12,6 @@ from typing import NoReturn
 
 from paceline.cli import console
 from paceline.cli.command_table import ABOUT, COMMANDS, EXAMPLES, FORWARDERS, SERVERS
-from paceline.contract.env import ON_CLUSTER
 from paceline.contract.verdict import INTERRUPTED_EXIT, USAGE_EXIT
 from paceline.errors import NoSlurm, PacelineError
 
@@ -39,8 +38,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         code = 141
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        on = f" on {cluster}" if (cluster := os.environ.get(ON_CLUSTER)) else ""
-        console.say_problem(f"{error.strerror or error}{on}{where}.")
+        console.say_problem(f"{error.strerror or error}{where}.")
         code = 1
     # While Python shuts down, another Ctrl-C would end the process by the signal and change its exit code.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -55,7 +53,10 @@ def dispatch(args: list[str]) -> int:
     if "_PACELINE_COMPLETE" in os.environ or (args and args[0].startswith(COMPLETION)):
         return run_command(args)
     if not args or args[0] in (*HELP, "help"):
-        print(overview())
+        commands = [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
+        print(
+            "\n".join([ABOUT, "", "Usage: paceline COMMAND [OPTIONS]", "", *commands, "", EXAMPLES])
+        )
         return 0 if args else USAGE_EXIT
     if args[0] in ("--version", "version"):
         import paceline
@@ -65,12 +66,6 @@ def dispatch(args: list[str]) -> int:
     if args[0] in SERVERS:
         return int(importlib.import_module(SERVERS[args[0]]).serve(args[1:]))
     return run_command(args)
-
-
-def overview() -> str:
-    lines = [ABOUT, "", "Usage: paceline COMMAND [OPTIONS]", ""]
-    lines += [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
-    return "\n".join([*lines, "", EXAMPLES])
 
 
 def run_command(args: list[str]) -> int:

@@ -7,9 +7,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli import console, runs, typer_options
 from paceline.contract import env
@@ -24,7 +25,6 @@ from paceline.spec.shell_text import quote
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster import Forwarded
-    from paceline.launch.secrets import Secrets
     from paceline.spec.clusters import Cluster, ProjectFile
     from paceline.spec.job import Job
     from paceline.ssh.code import Parcel
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from paceline.ssh.remote_command import RemoteCommand
 
 STARTS = ("submit", "sweep")
-EXTRAS = re.compile(r"(.*?)(\[[\w., -]*\])")  # of a file, as in pyproject.toml[gpu]
 PASSED_ON = ("NO_COLOR", "COLORTERM", "COLUMNS")  # variables of this terminal
 CODE = "the code"  # in the list of what was sent, beside names of secrets
 
@@ -42,13 +41,12 @@ class FileName(str):
 
 
 def mark_file(word: str) -> str:
-    """Return a word as a `FileName` if there is such a file, perhaps with extras."""
+    """Return a word as a `FileName` if there is such a file, perhaps with extras as in pyproject.toml[gpu]."""
     return FileName(word) if os.path.isfile(_without_extras(word)) else word
 
 
 def _without_extras(word: str) -> str:
-    match = EXTRAS.fullmatch(word)
-    return match[1] if match and not os.path.exists(word) else word
+    return word if os.path.exists(word) else word.partition("[")[0]
 
 
 def make_request(asked: Forwarded, project: ProjectFile) -> tuple[Connection, RemoteCommand]:
@@ -60,46 +58,40 @@ def make_request(asked: Forwarded, project: ProjectFile) -> tuple[Connection, Re
     cluster = find_cluster(asked.names[0], project)
     connection = Connection(cluster)
     connection.require()
-    job, needs_code, secrets = _load(asked, cluster), needs_its_code(asked), NO_SECRETS
-    if asked.key in STARTS or (asked.key == "doctor" and not _is_about_run(asked)):
+    values, key, secrets = asked.values, asked.key, NO_SECRETS
+    job, about_run = _load(asked, cluster), key == "doctor" and _is_about_run(values)
+    needs_code = {
+        # a run that is resumed has its code there, unless a script is named
+        "submit": not values.get("resume") or bool(values.get("args")),
+        # anything else is the name of a sweep
+        "sweep": os.path.isfile(str(values.get("file"))),
+        "doctor": not about_run and bool(values.get("is_job") or values.get("args")),
+        # a new allocation begins in the project
+        "shell": values.get("run") is None,
+        "env_build": True,
+    }.get(key, False)
+    if key in STARTS or (key == "doctor" and not about_run):
         known = read_secrets(job, os.environ)
         secrets = choose_secrets(job, environ=os.environ, file_secrets=known, in_a_job=False)
     parcel = _pack(asked, job, project, needs_code, other_way=secrets.sources.values())
-    line = [
-        _name_there(word, job, parcel) if isinstance(word, FileName) else word
-        for word in asked.line
-    ]
-    # a check or a dry run shows their names; the values stay here
-    is_real = asked.key in STARTS and not asked.values.get("dry_run")
-    if (needs_code and parcel.code.files) or (is_real and secrets.values):
-        sent = secrets if is_real else NO_SECRETS
-        _ask_first(cluster, parcel, sent, code=needs_code, yes=bool(asked.values.get("yes")))
-    values = secrets.values if is_real else dict.fromkeys(secrets.values, "")
+    line = [_name_there(each, job, parcel) for each in asked.line]
+    # a check or a dry run shows the names of secrets; the values stay here
+    starts = key in STARTS and not values.get("dry_run")
+    sent = secrets.values if starts else {}
+    new = {*sent, *([CODE] if needs_code and parcel.code.files else [])}
+    _ask_first(cluster, parcel, new, secrets.describe(), yes=bool(values.get("yes")))
     variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     variables |= {env.ON_CLUSTER: cluster.name, env.LAPTOP_FOLDER: str(parcel.folder)}
     if cluster.has_profile:
         variables[env.PROFILE] = cluster.name
-    command = RemoteCommand(line, _folder_there(parcel), parcel, variables, values, secrets.sources)
+    names = {**dict.fromkeys(secrets.values, ""), **sent}
+    command = RemoteCommand(line, _folder_there(parcel), parcel, variables, names, secrets.sources)
     return connection, command
 
 
-def needs_its_code(asked: Forwarded) -> bool:
-    """Return whether a command needs the project's code there, and not only its settings."""
-    values, key = asked.values, asked.key
-    if key == "submit":  # a run that is resumed has its code there, unless a script is named
-        return not values.get("resume") or bool(values.get("args"))
-    if key == "sweep":  # anything else is the name of a sweep, whose code is there
-        return os.path.isfile(str(values.get("file")))
-    if key == "doctor":
-        return not _is_about_run(asked) and bool(values.get("is_job") or values.get("args"))
-    # a new allocation begins in the project
-    return key == "env_build" or (key == "shell" and values.get("run") is None)
-
-
-def _is_about_run(asked: Forwarded) -> bool:
+def _is_about_run(values: Mapping[str, Any]) -> bool:
     from paceline.cli.commands.doctor import is_about_run
 
-    values = asked.values
     is_job, is_module = bool(values.get("is_job")), bool(values.get("module"))
     return is_about_run(values.get("args"), is_job=is_job, is_module=is_module)
 
@@ -115,7 +107,9 @@ def _load(asked: Forwarded, cluster: Cluster) -> Job:
     flags = tuple(read_flags(typed, os.environ))
     config = Path(values["config"]) if values.get("config") else None
     profile = values.get("cluster_profile") or (cluster.name if cluster.has_profile else "none")
-    if asked.key == "sweep" and needs_its_code(asked):  # with the secrets that its file names
+    if asked.key == "sweep" and os.path.isfile(
+        str(values.get("file"))
+    ):  # with the secrets that its file names
         from paceline.cli.commands.sweep import load
 
         settings = typer_options.Settings(flags, (), config, profile)
@@ -141,10 +135,9 @@ def _pack(
     names_code = asked.key in STARTS or asked.values.get("args") or asked.values.get("files")
     if not (needs_code and (is_project or names_code)):
         return pack_settings(job.folder, project.file)
-    try:
-        runs_here = [runs.scratch_here()]
-    except SpecError:  # it is named by variables of the cluster
-        runs_here = []
+    runs_here = []
+    with suppress(SpecError):  # it is named by variables of the cluster
+        runs_here.append(runs.scratch_here())
     starts = asked.key in STARTS and not asked.values.get("dry_run")
     # a job that starts in the project itself gets a copy that no other command has
     is_own = starts and (job.project.workdir == "project" or not job.project.snapshot)
@@ -175,11 +168,13 @@ def _say_what_stays(job: Job, parcel: Parcel, cluster: str) -> None:
         )
 
 
-def _name_there(word: FileName, job: Job, parcel: Parcel) -> str:
+def _name_there(word: str, job: Job, parcel: Parcel) -> str:
     """Return how a command on the cluster finds a file of this machine, of which a full path would be another file.
 
     Raises UsageError for a file that is not sent.
     """
+    if not isinstance(word, FileName):
+        return word
     name = _without_extras(word)
     target = _in_project(job.cwd / name, parcel)
     if target not in parcel.code.files:
@@ -205,7 +200,7 @@ def _in_project(path: Path, parcel: Parcel) -> str:
 
 
 def _ask_first(
-    cluster: Cluster, parcel: Parcel, secrets: Secrets, *, code: bool, yes: bool
+    cluster: Cluster, parcel: Parcel, sent: Set[str], secrets: str, *, yes: bool
 ) -> None:
     """Ask if the code or a secret goes there for the first time.
 
@@ -213,21 +208,15 @@ def _ask_first(
     """
     key = f"{cluster.host}\0{parcel.folder}".encode(errors="surrogateescape")
     record = state_folder("sent") / f"{hashlib.sha256(key).hexdigest()[:16]}.json"
-    try:
-        known = {*map(str, read_object(record)["sent"])}
-    except (OSError, ValueError, KeyError, TypeError):
-        known = set()
-    new = {*secrets.values, *([CODE] if code else [])} - known
+    known = set[str](read_object(record)["sent"]) if record.exists() else set[str]()
+    if not (new := sent - known):
+        return
     if CODE in new:
         console.say_note(
             f"{parcel.describe()} of {parcel.folder} will be sent to {cluster.name} for the first time"
         )
-    if secrets.values:
-        goes = "goes" if len(secrets.values) == 1 else "go"
-        first = " for the first time" if new - {CODE} else ""
-        console.say_note(f"{secrets.describe()} {goes} to {cluster.name}{first}")
-    if not new:
-        return
+    if new - {CODE}:
+        console.say_note(f"{secrets} will be sent to {cluster.name} for the first time")
     if not yes and sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
         confirm("Exclude files with .gitignore, or with exclude in [project].")
     record.parent.mkdir(parents=True, exist_ok=True)

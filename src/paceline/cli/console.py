@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 RED, GREEN, GREY, BOLD, PLAIN = "\033[31m", "\033[32m", "\033[90m", "\033[1m", "\033[0m"
 # Of --json. It changes when a program that reads it would have to; new keys may come at any time.
 FORMAT = 1
+SOME = 8  # of a list in a message
 PIPE_WIDTH = 10_000  # columns of a pipe or a file: nothing is wrapped or cut for other programs
 THEME = {
     "good": "green",
@@ -72,6 +74,12 @@ def show_logged() -> None:
         log.setLevel(logging.INFO)
 
 
+def name_some(texts: Sequence[str]) -> str:
+    """Return a few texts, and how many more there are."""
+    more = f" and {len(texts) - SOME} more" if len(texts) > SOME else ""
+    return ", ".join(texts[:SOME]) + more
+
+
 def say_about(cluster: str, text: str) -> None:
     """Print what happens on one of several clusters."""
     say(f"{cluster}: {text}", colour=GREY)
@@ -91,8 +99,6 @@ def say_problem(message: str, hint: str = "") -> None:
 def cell(value: object) -> str:
     """Return text for a table of rich: no control characters, no markup."""
     text = printable(str(value))
-    if "[" not in text and "\\" not in text:  # most cells of a long table
-        return text
     from rich.markup import escape
 
     return escape(text)

@@ -39,8 +39,7 @@ INSTEAD = {
 
 _ON = next(each for each in TABLE[PROJECT] if each.key == "project.on")
 On = Annotated[
-    str | None,
-    typer.Option(_ON.name, metavar=_ON.metavar, help=_ON.help, rich_help_panel=PROJECT),
+    str | None, typer.Option(_ON.name, metavar=_ON.metavar, help=_ON.help, rich_help_panel=PROJECT)
 ]
 Sure = Annotated[
     bool,
@@ -142,8 +141,13 @@ class GroupedCommand(TyperCommand):
         return rest
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        arguments = [each for each in self.get_params(ctx) if _is_argument(each)]
-        return [self.options_metavar or "", *map(_usage, arguments)]
+        """Write an argument as `NAME`, `NAME...` or `[NAME]`. A metavar with brackets says it all."""
+        pieces = [self.options_metavar or ""]
+        for each in (param for param in self.params if param.param_type_name == "argument"):
+            name = str(each.metavar or each.name)
+            more = "" if "[" in name or each.nargs != -1 else "..."
+            pieces.append(f"{name}{more}" if "[" in name or each.required else f"[{name}{more}]")
+        return pieces
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {
@@ -152,7 +156,7 @@ class GroupedCommand(TyperCommand):
             GENERAL: [],
         }
         for param in self.get_params(ctx):
-            if _is_argument(param):
+            if param.param_type_name == "argument":
                 text = getattr(param, "help", None) or ""
                 groups["Arguments"].append((param.metavar or str(param.name), text))
             elif record := param.get_help_record(ctx):
@@ -164,19 +168,6 @@ class GroupedCommand(TyperCommand):
                     formatter.write_dl(records)
 
 
-def _is_argument(param: Any) -> bool:
-    return bool(param.param_type_name == "argument")
-
-
-def _usage(argument: Any) -> str:
-    """Write an argument as `NAME`, `NAME...` or `[NAME]`. A metavar with brackets says it all."""
-    name = str(argument.metavar or argument.name)
-    if "[" in name:
-        return name
-    name = f"{name}..." if argument.nargs == -1 else name
-    return name if argument.required else f"[{name}]"
-
-
 # -- mistakes ------------------------------------------------------------------------------------
 
 
@@ -184,25 +175,24 @@ def usage_error(error: Any) -> UsageError:
     """Return a usage error of click's as ours, with what to do about it."""
     path = error.ctx.command_path if error.ctx else "paceline"
     name, hint = path.partition(" ")[2], f"See `{path} --help`."
-    option = getattr(error, "option_name", "")
-    if not option or type(error).__name__ != "NoSuchOption":
-        return UsageError(error.format_message(), hint=hint)
+    option, message = getattr(error, "option_name", ""), f"{error.format_message().rstrip('.')}."
+    if type(error).__name__ != "NoSuchOption":
+        return UsageError(message, hint=hint)
     meant, elsewhere = find_option(option, name), find_option(option, "submit")
-    takes = [each for each in ("run", "submit") if _has(each, option)]
+    takes = [f"`paceline {each}`" for each in ("run", "submit") if _has(each, option)]
     if instead := INSTEAD.get(option.replace("_", "-")):
-        return UsageError(f"No such option: {option}.", hint=instead)
-    if name == "run" and elsewhere is not None and elsewhere.key == "job.gpus_per_node":
-        return UsageError(f"{option} does not apply to `paceline run`.", hint=RANKS_INSTEAD)
-    if takes:
-        commands = " and ".join(f"`paceline {each}`" for each in takes)
-        return UsageError(f"{option} applies to {commands}, not to `paceline {name}`.", hint=hint)
-    if meant is not None:
-        return UsageError(f"No such option: {option}. Did you mean {meant.name}?", hint=hint)
-    if elsewhere is not None and name in ("run", "doctor", "prove"):
+        message, hint = f"No such option: {option}.", instead
+    elif name == "run" and elsewhere is not None and elsewhere.key == "job.gpus_per_node":
+        message, hint = f"{option} does not apply to `paceline run`.", RANKS_INSTEAD
+    elif takes:
+        message = f"{option} applies to {' and '.join(takes)}, not to `paceline {name}`."
+    elif meant is not None:
+        message = f"No such option: {option}. Did you mean {meant.name}?"
+    elif elsewhere is not None and name in ("run", "doctor", "prove"):
         hint = f"{elsewhere.name} applies to `paceline submit`."
     elif error.ctx and getattr(error.ctx.command.callback, "takes_a_script", False):
         hint = f"Options of your script go after it: paceline {name} train.py {option} ... {hint}"
-    return UsageError(f"{error.format_message().rstrip('.')}.", hint=hint)
+    return UsageError(message, hint=hint)
 
 
 def _has(command: str, flag: str) -> bool:

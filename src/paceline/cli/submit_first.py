@@ -11,20 +11,17 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import psutil
 import typer
 
 from paceline.cli import console, on_cluster
 from paceline.cli.cluster_request import make_request
 from paceline.cli.on_cluster import Forwarded
 from paceline.contract import env
-from paceline.contract.foreign_records import read_object
+from paceline.contract.foreign_records import parse_object, read_object
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.verdict import INTERRUPTED_EXIT
 from paceline.errors import PacelineError, UsageError
@@ -34,11 +31,12 @@ from paceline.spec.shell_text import quote
 from paceline.watch.run_status import OVER
 
 if TYPE_CHECKING:
-    from paceline.ssh.connection import Connection
-    from paceline.ssh.remote_command import RemoteCommand
+    from paceline.ssh.connection import Answer
 
 PAUSE = 10.0  # seconds between two looks at the clusters
-ENDED = OVER - {"lost"}  # Slurm may not know a new job yet
+NO_JOB, UNKNOWN = "no job", "it does not answer"  # in place of a status
+# Slurm may not know a new job yet
+ENDED = (OVER | {NO_JOB}) - {"lost"}
 STARTED = ("running", "done", "stopped")
 First = Annotated[
     bool,
@@ -61,7 +59,6 @@ NOT_WITH_FIRST = ("resume", "dry_run", "script_only", "wait", "follow", "after")
 SEVERAL = UsageError(
     "--first needs several clusters.", hint="Name them, as in `--on alps,cedar --first`."
 )
-Row = Mapping[str, Any]  # of `ps --json`
 
 
 @dataclass
@@ -73,37 +70,39 @@ class Race:
     config: str | None
     clusters: list[str]  # where there may be a job
     is_decided: bool = False  # all that are left are to be cancelled
-    process: int = 0  # of the command that watches them
-
-    @property
-    def file(self) -> Path:
-        return state_folder("first") / f"{self.id}.json"
 
     def save(self) -> None:
         """Remember it, as long as there may be jobs."""
-        self.process = os.getpid()
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.file, json.dumps(asdict(self)))
+        file = state_folder("first") / f"{self.id}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps(asdict(self)))
         if not self.clusters:
-            self.file.unlink()
+            file.unlink()
+
+    def call(self, name: str, *line: str) -> Answer:
+        """Run a command on one of the clusters."""
+        asked = Forwarded([name], line[0], list(line), {"config": self.config})
+        return on_cluster.call(asked)[1]
 
 
-def _unfinished() -> list[Race]:
-    return [Race(**read_object(path)) for path in sorted(state_folder("first").glob("*.json"))]
+def _unfinished() -> dict[str, Race]:
+    files = sorted(state_folder("first").glob("*.json"))
+    return {path.stem: Race(**read_object(path)) for path in files}
 
 
 def remind() -> None:
-    """Name the races that were interrupted: their jobs may all be in a queue."""
-    for race in _unfinished():
-        if not psutil.pid_exists(race.process):
-            console.say_note(
-                f"jobs of one `submit --first` may wait or run on {', '.join(race.clusters)};"
-                f" to keep only the first of them: paceline submit --finish {race.id}"
-            )
+    """Name the races that have not ended: if their commands were interrupted, all jobs may be in a queue."""
+    for race in _unfinished().values():
+        console.say_note(
+            f"jobs of one `submit --first` may wait or run on {', '.join(race.clusters)}; if its command"
+            f" has ended, keep only the first of them: paceline submit --finish {race.id}"
+        )
 
 
 def start(asked: Forwarded) -> int:
     """Submit to several clusters, and keep the first that starts. Ctrl-C cancels all jobs."""
+    from paceline.ssh.remote_command import capture
+
     names = list(dict.fromkeys(on_cluster.cluster_names(asked)))
     if len(names) < 2:
         raise SEVERAL
@@ -122,7 +121,12 @@ def start(asked: Forwarded) -> int:
         for name, (connection, command) in zip(names, requests, strict=True):
             race.clusters.append(name)  # from before it is sent: its answer may be lost
             race.save()
-            _submit(name, connection, command, f"first-{race.id}")
+            variables = {**command.variables, env.REQUEST: f"first-{race.id}"}
+            answer = capture(connection, replace(command, variables=variables))
+            if answer.code != 0:
+                console.say_error(on_cluster.read_error(answer.errors, answer.code, name))
+            for line in answer.output.decode(errors="replace").splitlines()[:1]:
+                print(console.printable(f"{name}: {line}"), flush=True)
         return _watch(race)
     except KeyboardInterrupt:
         console.say_note("cancelling all jobs of this submission")
@@ -130,29 +134,16 @@ def start(asked: Forwarded) -> int:
         return INTERRUPTED_EXIT
 
 
-def _submit(name: str, connection: Connection, command: RemoteCommand, request: str) -> None:
-    """Submit to one cluster, and print its answer."""
-    from paceline.ssh.remote_command import capture
-
-    command = replace(command, variables={**command.variables, env.REQUEST: request})
-    answer = capture(connection, command)
-    for line in answer.errors.splitlines():
-        console.say_about(name, line)
-    first, *_ = answer.output.decode(errors="replace").splitlines() or ["not submitted"]
-    print(console.printable(f"{name}: {first}"), flush=True)
-
-
 def finish(name: str) -> int:
     """Go on with a race whose command was interrupted."""
-    known = {race.id: race for race in _unfinished()}
-    if name not in known:
+    races = _unfinished()
+    if name not in races:
         raise UsageError(
             f"There is no unfinished submission {name!r}.",
-            hint=f"Unfinished ones: {', '.join(known) or 'none'}.",
+            hint=f"Unfinished ones: {', '.join(races) or 'none'}.",
         )
-    os.chdir(known[name].folder)
-    known[name].save()
-    return _watch(known[name])
+    os.chdir(races[name].folder)
+    return _watch(races[name])
 
 
 def _watch(race: Race) -> int:
@@ -160,69 +151,58 @@ def _watch(race: Race) -> int:
     said: dict[str, str] = {}
     while not race.is_decided:
         found = _look(race)
-        for name, row in found.items():
-            text = "could not be reached" if row is None else str(row.get("status", "no job"))
-            if said.get(name) != text:
-                console.say_about(name, text)
-            said[name] = text
-        started = [name for name, row in found.items() if row and row["status"] in STARTED]
-        if started:
-            run = quote(str((found[started[0]] or {})["run_id"]))
-            on = f"{run} --on {quote(started[0])}"
-            print(f"{started[0]}: started first and is training {run}")
-            print(f"  logs    paceline logs -f {on}\n  cancel  paceline cancel {on}", flush=True)
-            race.clusters.remove(started[0])
-            race.is_decided = True
-        elif all(map(_is_over, found.values())):
-            race.file.unlink()
+        for name, (status, run) in found.items():
+            if said.get(name) != status:
+                console.say_about(name, status)
+            said[name] = status
+            if status in STARTED and not race.is_decided:
+                on = f"{quote(run)} --on {quote(name)}"
+                print(f"{name}: started first and is training {run}")
+                print(
+                    f"  logs    paceline logs -f {on}\n  cancel  paceline cancel {on}", flush=True
+                )
+                race.clusters.remove(name)
+                race.is_decided = True
+        if race.is_decided:
+            break
+        if ENDED.issuperset(said.values()):
+            race.clusters = []
+            race.save()
             hint = "See what happened with `paceline ps --on CLUSTER`."
             console.say_problem("No cluster is training this run.", hint)
             return 1
-        else:
-            time.sleep(float(os.environ.get(env.POLL_INTERVAL) or PAUSE))
+        time.sleep(float(os.environ.get(env.POLL_INTERVAL) or PAUSE))
     _cancel(race)
     return 0
 
 
-def _look(race: Race) -> dict[str, Row | None]:
-    """Return the row of each cluster's job: empty if it has none, None if it does not answer."""
+def _look(race: Race) -> dict[str, tuple[str, str]]:
+    """Return the status and the id of each cluster's run."""
 
-    def look(name: str) -> Row | None:
-        asked = Forwarded([name], "ps", [], {"config": race.config})
+    def look(name: str) -> tuple[str, str]:
         try:
-            rows = on_cluster.ask(asked, ["ps", "--json", "--all"])[1]["runs"]
-        except PacelineError:
-            return None
-        return next((row for row in rows if row.get("request") == f"first-{race.id}"), {})
+            rows = parse_object(race.call(name, "ps", "--json", "--all").output)["runs"]
+        except (PacelineError, ValueError) as problem:
+            return f"{UNKNOWN}: {problem}", ""
+        own = [row for row in rows if row.get("request") == f"first-{race.id}"]
+        return (str(own[0]["status"]), str(own[0]["run_id"])) if own else (NO_JOB, "")
 
     with ThreadPoolExecutor() as pool:
         return dict(zip(race.clusters, pool.map(look, race.clusters), strict=True))
 
 
-def _is_over(row: Row | None) -> bool:
-    """Return whether a cluster has no job, or one that has ended; not if it does not answer."""
-    return row is not None and (not row or row["status"] in ENDED)
-
-
 def _cancel(race: Race) -> None:
     """Cancel the jobs that are left. A race with clusters that do not answer stays unfinished."""
-    found = _look(race)
-    race.is_decided, race.clusters = True, []
-    for name, row in found.items():
-        if _is_over(row):
-            continue
-        race.clusters.append(name)
-        if row is None:
-            console.say_about(name, "its job could not be cancelled: it could not be reached")
-            continue
-        line = ["cancel", str(row["run_id"])]
+    found, race.is_decided = _look(race), True
+    for name, (status, run) in found.items():
         try:
-            on_cluster.call(Forwarded([name], "cancel", line, {"config": race.config}))
+            if run and status not in ENDED:
+                race.call(name, "cancel", run)
+                print(console.printable(f"{name}: cancelled {run}"), flush=True)
+            if not status.startswith(UNKNOWN):
+                race.clusters.remove(name)
         except PacelineError as problem:
             console.say_about(name, f"its job could not be cancelled: {problem}")
-        else:
-            race.clusters.remove(name)
-            print(console.printable(f"{name}: cancelled {row['run_id']}"), flush=True)
     race.save()
     if race.clusters:
         console.say_note(f"to cancel what is left: paceline submit --finish {race.id}")

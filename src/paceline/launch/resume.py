@@ -17,6 +17,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, read_verdict
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.launch.claims import require_not_running
+from paceline.launch.environment.store import STORE
 from paceline.launch.run_folder import find_own_run, resolve_scratch
 from paceline.launch.submission import LOCAL, SLURM, EarlierRun
 from paceline.spec.job import Job, Program
@@ -27,6 +28,8 @@ from paceline.spec.typed_flags import Flag
 
 # Settings of a local run that are not about this machine: a job keeps them.
 _PORTABLE = ("params", "runtime", "checkpoint", "tracking", "resume", "notify")
+# Settings of which another one makes another environment.
+_BUILT_FROM = ("requirements", "constraints", "base_python", "base", "system_packages", "horovod")
 # Tables whose settings reach the script, so that it may find more to do. Those of the others change
 # where it runs.
 _SEEN_BY_SCRIPT = ("params", "environment", "runtime", "data", "project")
@@ -153,6 +156,10 @@ def _recorded_tables(record: Mapping[str, Any], old: LaunchSpec, typed: Typed) -
     }
     environment["setup"] = old.setup
     job.pop("dependency", None)
+    if any(typed.has(f"environment.{key}") for key in _BUILT_FROM):
+        for key in ("path", "image"):  # it was built for the run, from what it had then
+            if STORE in Path(environment.get(key) or "").parts:
+                environment.pop(key)
     if typed.has("job.mem_per_gpu"):
         job.pop("mem_per_node", None)
     if typed.has("job.mem_per_node"):

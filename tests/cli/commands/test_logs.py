@@ -111,10 +111,6 @@ def test_a_run_of_one_rank_has_no_prefix(
             ["-f", "--attempt", "1"],
             "-f cannot be combined with --attempt: it follows the newest attempt.",
         ),
-        (
-            ["--batch", "--rank", "1"],
-            "--batch prints the output of the batch script, which has no ranks",
-        ),
         (["--rank", "9"], "has no rank 9."),
         (["-f", "--rank", "9"], "has no rank 9."),
     ],
@@ -124,14 +120,6 @@ def test_wrong_options(folder: RunFolder, args: list[str], message: str) -> None
     with pytest.raises(UsageError) as error:
         cli.dispatch(["logs", *args])
     assert message in error.value.message
-
-
-def test_the_batch_log_from_its_end(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    folder.slurm_log.write_text("".join(f"line {number}\n" for number in range(100)) + "no end")
-    assert cli.dispatch(["logs", "--batch", "--tail", "2"]) == 0
-    assert capsys.readouterr().out == "line 99\nno end\n"
-    assert cli.dispatch(["logs", "--batch"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 101
 
 
 def test_a_terminal_gets_coloured_ranks_and_bars_that_are_drawn_over(

@@ -40,7 +40,7 @@ def test_a_resumed_offline_run_is_uploaded_once_as_one_run(
         assert service.runs[name].exit_code == 0
         operations = len(service.operations)
         again = paceline("sync", str(folder), check=True, **variables)
-        assert again.stdout == "run: everything has been sent to W&B\n"
+        assert again.stdout == "run: there is nothing to send to W&B\n"
         assert len(service.operations) == operations
 
 
@@ -75,7 +75,8 @@ def test_all_runs_of_a_project(
     assert "there is no API key" in refused.stderr
     (tmp_path / "paceline.toml").write_text('[project]\nname = "third"\n')
     assert (
-        "none of the 0 runs of third" in paceline("sync", "--all", check=True, cwd=tmp_path).stdout
+        "0 runs: there is nothing to send"
+        in paceline("sync", "--all", check=True, cwd=tmp_path).stdout
     )
 
 
@@ -92,7 +93,7 @@ def test_missing_requirements_are_reported(
     folder = tmp_path / "run"
     run_environment(folder)
     assert (
-        "has no offline W&B run"
+        "run: there is nothing to send to W&B"
         in paceline("sync", str(folder), check=True, **unreachable_service(tmp_path)).stdout
     )
     wandb_run = (

@@ -38,25 +38,23 @@ def command(
     for folder in [runs.own(name) for name in names]:
         # as it is now: a job of a minute ago may have ended
         record = read_record(folder, squeue_and_sacct.states)
+        # a local run always saves
+        saves = record.status == "running" and (save or record.job is None)
         if record.is_over and not _may_requeue(record):
             print(f"{folder.key} has already ended: {record.status}")
         else:
             repeated = _is_cancelled(folder, save=save)
             # the first time may have failed
             cancel_run(folder, running=record.status == "running", save=save)
+            done = "cancelling {} (job {}): it saves first" if save else "cancelled {} (job {})"
+            if record.job is None:
+                done = "asked {} to save and stop"
             if repeated:
-                print(f"{folder.key} was already cancelled; it has not ended yet")
-            elif record.job is None:
-                print(f"asked {folder.key} to save and stop")
-            else:
-                done = "cancelling {}: it saves first" if save else "cancelled {}"
-                print(done.format(f"{folder.key} (job {record.job})"))
+                done = "{} was already cancelled; it has not ended yet"
+            print(done.format(folder.key, record.job))
         if record.status != DONE and (again := resume_command(folder, job=record.job)):
-            # a local run always saves
-            saves = record.status == "running" and (save or record.job is None)
-            print(
-                f"  continue  {again}  ({'from where it stops' if saves else describe_start(folder)})"
-            )
+            begin = "from where it stops" if saves else describe_start(folder)
+            print(f"  continue  {again}  ({begin})")
     return 0
 
 

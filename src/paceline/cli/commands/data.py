@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +18,7 @@ from paceline.launch.run_folder import resolve_scratch
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
 from paceline.spec.typed_flags import Flag
-from paceline.staging.copy import Progress, Transfer
+from paceline.staging.copy import Transfer
 from paceline.staging.packs import Packs
 from paceline.staging.stager import ScannedItem, scan_items
 
@@ -85,25 +84,16 @@ def _pack(items: list[ScannedItem], packs: Packs) -> int:
     unpacked = [
         item.manifest for item in items if item.manifest.needs_pack and not packs.has(item.manifest)
     ]
-    transfer = Transfer()
-    transfer.total = sum(file.size for manifest in unpacked for file in manifest.small)
-    progress = Progress("packing", console.say_note)
-    for manifest in unpacked:
-        with ThreadPoolExecutor(1) as pool:
-            packing = pool.submit(packs.write, manifest, transfer)
-            try:
-                while not wait([packing], timeout=0.1).done:
-                    progress.show(transfer)
-                packing.result()
-            except OSError as error:
-                raise EnvironmentProblem(
-                    f"Cannot pack {manifest.source!r}: {error.strerror}.",
-                    hint="The scratch folder needs free space for a second copy of the small "
-                    "files.",
-                ) from None
-            finally:
-                transfer.stop.set()  # after Ctrl-C
-        transfer.stop.clear()
+    for number, manifest in enumerate(unpacked, start=1):
+        size = show_size(sum(file.size for file in manifest.small))
+        console.say_note(f"packing {number} of {len(unpacked)}: {manifest.source}, {size}")
+        try:
+            packs.write(manifest, Transfer())
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"Cannot pack {manifest.source!r}: {error.strerror}.",
+                hint="The scratch folder needs free space for a second copy of the small files.",
+            ) from None
     return len(unpacked)
 
 

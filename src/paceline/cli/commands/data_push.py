@@ -17,11 +17,6 @@ from paceline.spec.home_path import expand_home
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster import Forwarded
-    from paceline.ssh.data_push import SentData
-    from paceline.ssh.rsync import Copied
-
-
-SHOWN = 5
 
 
 def command(
@@ -64,16 +59,9 @@ def _serve(name: str, to: str) -> int:
     target = scratch / project / expand_home(to or name)
     if to.endswith("/") or (to and target.is_dir() and not is_folder):
         target /= name
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(target.parent).free
-        exists = target.exists()
-    except OSError as problem:
-        raise EnvironmentProblem(
-            f"{problem.filename}: {problem.strerror}.", hint="Choose another place with --to."
-        ) from None
-    rsync = shutil.which("rsync") or ""
-    print(json.dumps({"target": str(target), "exists": exists, "free": free, "rsync": rsync}))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    about = {"free": shutil.disk_usage(target.parent).free, "rsync": shutil.which("rsync") or ""}
+    print(json.dumps({"target": str(target), "exists": target.exists(), **about}))
     return 0
 
 
@@ -85,61 +73,45 @@ def forwarded(asked: Forwarded) -> int:
     from paceline.cli.on_cluster import ask
     from paceline.ssh.data_push import find_data
 
-    data, to = find_data(expand_home(asked.values["path"])), asked.values.get("to")
+    data, to = find_data(expand_home(asked.values["path"])), str(asked.values.get("to") or "")
     name = data.name + "/" * data.is_folder
-    connection, there = ask(asked, ["data", "push", "--serve", str(to or ""), "--", name])
-    target, place = there["target"], f"{asked.names[0]}:{there['target']}"
-    rsync = there["rsync"] if shutil.which("rsync") else ""
-    if not there["exists"] and data.size > there["free"]:
+    connection, there = ask(asked, ["data", "push", "--serve", to, "--", name])
+    target, rsync = there["target"], there["rsync"] if shutil.which("rsync") else ""
+    place, files, size = f"{asked.names[0]}:{target}", len(data.names), data.size
+    if not there["exists"] and size > there["free"]:
         raise EnvironmentProblem(
-            f"{target} has only {show_size(there['free'])} free, but the data needs"
-            f" {show_size(data.size)}.",
+            f"{target} has only {show_size(there['free'])} free, but the data needs {show_size(size)}.",
             hint="Choose another place with --to.",
         )
-    is_known = there["exists"] and rsync
-    found = data.send(connection, to=target, rsync=rsync, dry_run=True) if is_known else None
-    _state(data, place, found)
-    if found is not None and found.code == 0 and found.files == 0:
+    left_out = {
+        "secrets, not sent": data.secrets,
+        "links that point outside, not sent": data.outside,
+        "not readable": data.unreadable,
+    }
+    console.say_note(f"{data.path}: {_count(files)}, {show_size(size)}, to {place}")
+    if there["exists"] and rsync:
+        found = data.send(connection, to=target, rsync=rsync, dry_run=True)
+        files, size = found.files, found.size
+        left_out[f"{len(found.newer)} newer on the cluster, not overwritten"] = found.newer
+        console.say_note(f"new or changed: {_count(files)}, {show_size(size)}")
+    for what, names in left_out.items():
+        if names:
+            console.say_note(f"{what}: {console.name_some(sorted(names))}")
+    if files == 0:
         print(console.printable(f"nothing to send: {place} is up to date"))
         return 0
     if not asked.values.get("yes"):
-        _confirm()
+        if not sys.stdin.isatty():
+            raise UsageError(
+                "Cannot ask for confirmation: standard input is not a terminal.",
+                hint="Add --yes to send without asking.",
+            )
+        confirm()
     is_terminal = sys.stderr.isatty() and sys.stdout.isatty()
     data.send(connection, to=target, rsync=rsync, progress=is_terminal)
-    files, size = (found.files, found.size) if found else (len(data.names), data.size)
     print(console.printable(f"sent {_count(files)}, {show_size(size)}, to {place}"))
     return 0
 
 
-def _state(data: SentData, place: str, found: Copied | None) -> None:
-    for names, what in (
-        (data.secrets, "secrets, not sent"),
-        (data.outside, "links that point outside, not sent"),
-        (data.unreadable, "not readable"),
-    ):
-        if names:
-            console.say_note(f"{what}: {_first(names)}")
-    if found is not None and found.newer:
-        newer = _count(len(found.newer)).replace(" ", " newer ")
-        console.say_note(f"{newer} on the cluster, not overwritten: {_first(found.newer)}")
-    console.say_note(f"{data.path}: {_count(len(data.names))}, {show_size(data.size)}, to {place}")
-    if found is not None and found.files > 0:
-        console.say_note(f"new or changed: {_count(found.files)}, {show_size(found.size)}")
-
-
-def _first(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(sorted(names)[:SHOWN]) + more
-
-
 def _count(files: int) -> str:
     return f"{files:,} file{'s' * (files != 1)}"
-
-
-def _confirm() -> None:
-    if not sys.stdin.isatty():
-        raise UsageError(
-            "Cannot ask for confirmation: standard input is not a terminal.",
-            hint="Add --yes to send without asking.",
-        )
-    confirm()

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from paceline.ssh.connection import Connection
     from paceline.ssh.fetch import Fetched
 
-SHOWN_NOTES = 8
-
 
 def command(
     run: runs.Run = "last",
@@ -85,14 +83,13 @@ def _serve(run: str, asked: list[str]) -> int:
     from paceline.watch.records import read_record
 
     folder = runs.named(run)
-    # before the files: a run that is over by then has written all of them
-    status = read_record(folder).status
     path = run_path_of(folder)
     about = {
         "folder": str(folder.path),
         "key": folder.key,
         "run_path": "/".join([path.project, path.experiment, path.run_id]),
-        "status": status,
+        # before the files: a run that is over by then has written all of them
+        "status": read_record(folder).status,
         "rsync": shutil.which("rsync") or "",
     }
     print(json.dumps({**about, **asdict(choose_contents(folder, asked[0], skip=asked[1:]))}))
@@ -105,42 +102,36 @@ def _serve(run: str, asked: list[str]) -> int:
 def forwarded(asked: Forwarded) -> int:
     """Fetch a run from the cluster that `--on` names."""
     from paceline.cli.on_cluster import ask
-    from paceline.ssh.fetch import fetch
+    from paceline.ssh.fetch import ALL, LOGS, RECORDS, WEIGHTS, fetch
 
-    values, what = asked.values, _what(asked.values)
-    run, to = str(values.get("run") or "last"), values.get("to")
-    place = None if to is None else expand_home(to)
-
-    def listing(skip: Sequence[str]) -> tuple[Connection, Mapping[str, Any]]:
-        return ask(asked, ["fetch", "--serve", ",".join([what, *skip]), "--", run])
-
-    fetched = fetch(
-        listing,
-        lambda found: _target(found, place),
-        overwrite=bool(values.get("overwrite")),
-        progress=sys.stderr.isatty() and sys.stdout.isatty(),
-    )
-    return _describe(fetched, what, asked.names[0])
-
-
-def _what(values: Any) -> str:
-    from paceline.ssh.fetch import ALL, LOGS, RECORDS, WEIGHTS
-
+    values = asked.values
     flags = {"weights": WEIGHTS, "logs": LOGS, "everything": ALL}
-    chosen = [what for name, what in flags.items() if values.get(name)]
+    chosen = [what for name, what in flags.items() if values.get(name)] or [RECORDS]
     if len(chosen) > 1:
         raise UsageError(
             "Use only one of --weights, --logs and --all.", hint="--all includes the others."
         )
-    return chosen[0] if chosen else RECORDS
+
+    def listing(skip: Sequence[str]) -> tuple[Connection, Mapping[str, Any]]:
+        run = str(values.get("run") or "last")
+        return ask(asked, ["fetch", "--serve", ",".join([*chosen, *skip]), "--", run])
+
+    fetched = fetch(
+        listing,
+        lambda found: _target(found, values.get("to")),
+        overwrite=bool(values.get("overwrite")),
+        progress=sys.stderr.isatty() and sys.stdout.isatty(),
+    )
+    return _describe(fetched, chosen[0], asked.names[0])
 
 
-def _target(listing: Mapping[str, Any], to: Path | None) -> Path:
+def _target(listing: Mapping[str, Any], to: str | None) -> Path:
+    """Return where the run goes: among the project's runs, unless another place was named."""
     from paceline.contract.sweep_folder import SweepFolder
     from paceline.launch.run_folder import create_scratch
 
     if to is not None:
-        return to.absolute() / str(listing["key"])
+        return expand_home(to).absolute() / str(listing["key"])
     scratch, run_path = runs.scratch_here(), str(listing["run_path"])
     if not is_run_path(run_path):
         raise EnvironmentProblem(
@@ -160,49 +151,35 @@ def _target(listing: Mapping[str, Any], to: Path | None) -> Path:
 def _describe(fetched: Fetched, what: str, cluster: str) -> int:
     from paceline.ssh.fetch import ALL, WEIGHTS
 
-    listing = fetched.listing
-    for note in fetched.notes[:SHOWN_NOTES]:
+    listing, count = fetched.listing, len(fetched.checkpoints)
+    for note in fetched.notes:
         console.say_note(note)
-    if len(fetched.notes) > SHOWN_NOTES:
-        console.say_note(f"and {len(fetched.notes) - SHOWN_NOTES} more")
     files = f"{fetched.files} new or changed file{'s' * (fetched.files != 1)}"
     news = f"{files}, {show_size(fetched.size)}" if fetched.files else "nothing new"
-    lines = [
-        f"fetched {listing['key']} ({listing['status']}) from {cluster}: {news}",
-        f"  folder  {fetched.folder}",
-    ]
-    if fetched.checkpoints:
-        count = len(fetched.checkpoints)
+    left = [row[1] for row in listing["left"] if not os.path.lexists(fetched.folder / row[0])]
+    lines = [f"fetched {listing['key']} ({listing['status']}) from {cluster}: {news}"]
+    lines.append(f"  folder  {fetched.folder}")
+    if count:
         lines.append(
             f"  weights {fetched.checkpoints[0] if count == 1 else f'{count} checkpoints'}"
         )
-    left = [row[1] for row in listing["left"] if not os.path.lexists(fetched.folder / row[0])]
     if what != ALL and left:
         lines.append(f"  left    {show_size(sum(left))} on {cluster}; --all fetches everything")
-    if listing["skipped"]:
-        links = _first(listing["skipped"])
-        lines.append(f"  links   {links}: not fetched, because they point outside the run folder")
-    print(console.printable("\n".join(lines)))
-    if (
-        what == WEIGHTS
-        and not fetched.checkpoints
-        and not any(is_weights_file(row[0]) for row in listing["files"])
-    ):
-        console.say_problem(
-            "The run has no complete checkpoint.",
-            "It may be too early: check with `paceline show` there.",
+    if links := listing["skipped"]:
+        lines.append(
+            f"  links   {console.name_some(links)}: not fetched, because they point outside the run folder"
         )
-        return 1
-    if not fetched.missing:
-        return 0
-    console.say_problem(
-        f"Not fetched: {_first([f'{name} ({why})' for name, why in fetched.missing.items()])}.",
-        f"Repeat the command when they can be read on {cluster} and the run is over.",
-    )
-    return 1
-
-
-def _first(texts: list[str]) -> str:
-    """Return a few texts, and how many more there are."""
-    more = f" and {len(texts) - SHOWN_NOTES} more" if len(texts) > SHOWN_NOTES else ""
-    return ", ".join(texts[:SHOWN_NOTES]) + more
+    print(console.printable("\n".join(lines)))
+    has_weights = count or any(is_weights_file(row[0]) for row in listing["files"])
+    if what == WEIGHTS and not has_weights:
+        raise EnvironmentProblem(
+            "The run has no complete checkpoint.",
+            hint="It may be too early: check with `paceline show` there.",
+        )
+    if fetched.missing:
+        names = [f"{name} ({why})" for name, why in fetched.missing.items()]
+        raise EnvironmentProblem(
+            f"Not fetched: {console.name_some(names)}.",
+            hint=f"Repeat the command when they can be read on {cluster} and the run is over.",
+        )
+    return 0

@@ -42,54 +42,39 @@ def command(
     project = ProjectFile.find(Path.cwd())
     if show:
         return _show(project)
-    if close:
-        return _close(cluster, project)
-    name = cluster or os.environ.get(env.ON) or project.default
-    if name is None:
-        if not project.clusters():
-            raise UsageError("No cluster is configured.", hint=explain_table(project))
-        raise UsageError(
-            "`paceline login` needs the name of a cluster.",
-            hint="Pass one, e.g. `paceline login alps`, or list them with --show.",
-        )
-    connection = Connection(find_cluster(name, project))
-    if connection.is_open():
-        console.say_note(f"you are already logged in to {name}")
-        return 0
-    connection.open()
-    console.say_note(
-        f"logged in to {name} ({connection.cluster.host}); to log out: paceline login --close {name}"
-    )
-    return 0
-
-
-def _close(cluster: str | None, project: ProjectFile) -> int:
-    """Close the connection to a cluster, or all that Paceline has opened."""
-    if cluster is None:
+    if close and cluster is None:
         count = close_all()
         console.say_note(f"closed {count} connection{'s' * (count != 1)}")
         return 0
-    connection = Connection(find_cluster(cluster, project))
+    name = cluster or os.environ.get(env.ON) or project.default
+    if name is None:
+        raise UsageError(
+            "`paceline login` needs the name of a cluster.",
+            hint="List your clusters with `paceline login --show`.",
+        )
+    connection = Connection(find_cluster(name, project))
     was_open = connection.is_open()
-    connection.close()
-    console.say_note(
-        f"logged out of {cluster}" if was_open else f"you were not logged in to {cluster}"
-    )
+    if close:
+        connection.close()
+        console.say_note(
+            f"logged out of {name}" if was_open else f"you were not logged in to {name}"
+        )
+    elif was_open:
+        console.say_note(f"you are already logged in to {name}")
+    else:
+        connection.open()
+        host, leave = connection.cluster.host, f"paceline login --close {name}"
+        console.say_note(f"logged in to {name} ({host}); to log out: {leave}")
     return 0
 
 
 def _show(project: ProjectFile) -> int:
     clusters = project.clusters()
     if not clusters:
-        console.say_note("no cluster is configured")
-        console.say(f"  {explain_table(project)}")
+        console.say_note(f"no cluster is configured. {explain_table(project)}")
     for name in project.without_host():
         console.say_note(f"[{name}] of {user_file()} has no host, so it does not define a cluster")
-    names = {name: console.printable(name) for name in sorted(clusters)}
-    columns = (names.values(), [each.host for each in clusters.values()])
-    widths = [max(map(len, column), default=0) for column in columns]
-    for name, shown in names.items():
-        cluster = clusters[name]
+    for name, cluster in sorted(clusters.items()):
         state = "logged in" if Connection(cluster).is_open() else "not logged in"
-        print(f"{shown:<{widths[0]}}  {cluster.host:<{widths[1]}}  {state}", flush=True)
+        print(f"{console.printable(name):<16}  {cluster.host:<32}  {state}", flush=True)
     return 0

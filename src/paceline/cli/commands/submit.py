@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from paceline.cli.on_cluster import Forwarded
     from paceline.contract.run_folder import RunFolder
     from paceline.launch.slurm_job import SlurmJob, Submitted
-    from paceline.spec.findings import Finding
 
 
 Resume = Annotated[
@@ -68,8 +67,6 @@ Wait = Annotated[
 Follow = Annotated[
     bool, typer.Option("--follow", help="Wait, and print rank 0's output.", rich_help_panel=OUTPUT)
 ]
-# The second half of --wait and --follow with --on: the folder of a run that was submitted just now.
-Awaited = Annotated[str | None, typer.Option("--await", hidden=True)]
 
 
 @typer_options.takes_settings("submit", script=True)
@@ -86,7 +83,6 @@ def command(
     follow: Follow = False,
     first: submit_first.First = False,
     finish: submit_first.Finish = None,
-    awaited: Awaited = None,
 ) -> int:
     """Run a script on Slurm.
 
@@ -106,13 +102,12 @@ def command(
     if finish is not None:
         return submit_first.finish(finish)
     if first:
+        raise submit_first.SEVERAL
+    if script_only is not None and (resume or wait or follow):
         raise UsageError(
-            "--first needs several clusters.", hint="Name them, as in `--on alps,cedar --first`."
+            "--script-only cannot be combined with --resume, --wait or --follow.",
+            hint="It prepares a new run and submits nothing. Omit one of the two.",
         )
-    if awaited is not None:
-        return wait_until_done(runs.own(awaited), follow=follow)
-    if script_only is not None:
-        _check_script_only(script_only, resume=resume, wait=wait, follow=follow)
     submission = _find_job(args, settings, is_module=module, resume=resume, after=after or ())
     if dry_run:
         return _show(submission, is_new=resume is None)
@@ -121,37 +116,20 @@ def command(
     except NoAnswer as problem:  # there may be a job
         console.say_error(problem)
         return UNSETTLED_EXIT
-    if earlier is not None:
-        return _watch(earlier, follow=follow) if follow or wait else 0
-    warn(submission.check())
-    submitted = submission.submit(["paceline", *sys.argv[1:]], script_only=script_only)
-    describe(submitted, script_only)
-    if submitted.job_id is not None and (follow or wait):
-        return _watch(submitted.folder, follow=follow)
-    return 0
-
-
-def _watch(folder: RunFolder, *, follow: bool) -> int:
+    if earlier is None:
+        for finding in submission.check():
+            console.say_note(f"{finding.text}{f' ({finding.hint})' if finding.hint else ''}")
+        submitted = submission.submit(["paceline", *sys.argv[1:]], script_only=script_only)
+        describe(submitted, script_only)
+        earlier = submitted.folder
+    if not (follow or wait):
+        return 0
     try:
-        return wait_until_done(folder, follow=follow)
+        return wait_until_done(earlier, follow=follow)
     except KeyboardInterrupt:
         if os.environ.get(env.REQUEST):  # tells the laptop that its answer has arrived
             return UNWATCHED_EXIT
         raise
-
-
-def _check_script_only(file: Path, *, resume: str | None, wait: bool, follow: bool) -> None:
-    """Reject options that mean nothing if nothing is submitted."""
-    typed = {"--resume": resume is not None, "--follow": follow, "--wait": wait}
-    for flag in (flag for flag, is_typed in typed.items() if is_typed):
-        raise UsageError(
-            f"--script-only cannot be combined with {flag}.",
-            hint="It prepares a new run and submits nothing. Omit one of the two.",
-        )
-    if file.name == "-":
-        raise UsageError(
-            "--script-only needs the name of a file.", hint="To see the script, use --dry-run."
-        )
 
 
 def _show(submission: SlurmJob, *, is_new: bool) -> int:
@@ -194,12 +172,12 @@ def _find_job(
 ) -> SlurmJob:
     """Return the new run to submit, or the one to go on with."""
     from paceline.launch.slurm_job import SlurmJob
+    from paceline.launch.submission import SLURM
 
     cwd = Path.cwd()
     if resume is None:
         found = settings.find_program(args, is_module=is_module, cwd=cwd, command="submit")
         return SlurmJob(settings.load(found, cwd=cwd), after=after)
-    from paceline.launch.submission import SLURM
 
     job, earlier, note = settings.find_earlier(
         resume, args, is_module=is_module, cwd=cwd, backend=SLURM
@@ -220,16 +198,13 @@ def _find_repeated(submission: SlurmJob) -> RunFolder | None:
         return None
     folder, job = found
     when = "when you typed this command earlier"
-    print(f"submitted {folder.key} as job {job}, {when}; not submitted again")
-    print(f"  folder  {folder.path}")
-    print(f"  logs    {to_type(f'logs -f {folder.key}')}")
-    print("To submit one more job, repeat the command.", flush=True)
+    print(
+        f"submitted {folder.key} as job {job}, {when}; not submitted again\n"
+        f"  folder  {folder.path}\n  logs    {to_type(f'logs -f {folder.key}')}\n"
+        "To submit one more job, repeat the command.",
+        flush=True,
+    )
     return folder
-
-
-def warn(findings: Sequence[Finding]) -> None:
-    for finding in findings:
-        console.say_note(f"{finding.text}{f' ({finding.hint})' if finding.hint else ''}")
 
 
 def describe(submitted: Submitted, script_only: Path | None) -> None:
@@ -237,19 +212,17 @@ def describe(submitted: Submitted, script_only: Path | None) -> None:
     for note in submitted.notes:
         console.say_note(note)
     plan, job_id = submitted.plan, submitted.job_id
-    run = plan.run_path.run_id
+    run, counts = plan.run_path.run_id, plan.task_counts
     if job_id is None:
         print(f"prepared {run}; submit it: sbatch {script_only}")
     else:
-        nodes = f"{plan.task_counts.nodes} node{'s' * (plan.task_counts.nodes > 1)}"
-        ranks = f"{plan.task_counts.nproc} rank{'s' * (plan.task_counts.nproc > 1)}"
-        print(f"submitted {run} as job {job_id}: {nodes} x {ranks}")
+        nodes, ranks = f"node{'s' * (counts.nodes > 1)}", f"rank{'s' * (counts.nproc > 1)}"
+        print(f"submitted {run} as job {job_id}: {counts.nodes} {nodes} x {counts.nproc} {ranks}")
     print(f"  folder  {submitted.folder.path}")
     if plan.launch_spec.cwd.startswith(f"{submitted.folder.work}/"):
         print(f"  files   {plan.launch_spec.cwd}")
     if job_id is not None:
-        print(f"  logs    {to_type(f'logs -f {run}')}")
-        print(f"  state   {to_type('ps')}")
+        print(f"  logs    {to_type(f'logs -f {run}')}\n  state   {to_type('ps')}")
         print(f"  cancel  {to_type(f'cancel {run}')}", flush=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -73,8 +73,12 @@ def command(
 
     if resubmit not in (None, "failed", "missing"):
         raise UsageError(f'Invalid --resubmit "{resubmit}": use failed or missing.')
-    if local:
-        _reject_job_flags(settings)
+    known = OWN_KEYS | {option.key for _, option in options_of("run")}
+    others = [flag.name for flag in settings.flags if flag.key not in known]
+    if local and others:
+        raise UsageError(
+            f"{others[0]} applies to jobs on Slurm, not to a sweep with --local.", hint="Omit it."
+        )
     sweep = (LocalSweep if local else SlurmSweep)(
         load(file, settings, here=local), ConsoleReporter()
     )
@@ -82,17 +86,6 @@ def command(
         print(sweep.describe(resubmit))
         return 0
     return sweep.run(resubmit)
-
-
-def _reject_job_flags(settings: typer_options.Settings) -> None:
-    """A local sweep takes the flags of `paceline run`, and its own."""
-    known = OWN_KEYS | {option.key for _, option in options_of("run")}
-    for flag in settings.flags:
-        if flag.key not in known:
-            raise UsageError(
-                f"{flag.name} applies to jobs on Slurm, not to a sweep with --local.",
-                hint="Omit it.",
-            )
 
 
 def load(file: str, settings: typer_options.Settings, *, here: bool) -> SweepSettings:
@@ -119,9 +112,13 @@ def load(file: str, settings: typer_options.Settings, *, here: bool) -> SweepSet
     )
     if not here:
         settings.note_profile(found.job)
-    wandb_sweep = own.get("tracking.wandb_sweep")
-    warn_of_conflict(found, path, wandb_sweep.value if wandb_sweep else None)
-    check_scripts(found)
+    typed_sweep = own["tracking.wandb_sweep"].value if "tracking.wandb_sweep" in own else None
+    used = found.search.wandb_sweep
+    if typed_sweep not in (None, used):
+        console.say_note(f"--wandb-sweep is {typed_sweep}, but {path} or its settings name {used}")
+    program = found.job.program
+    for name in found.scripts:  # all of them exist
+        typer_options.find_program([name], is_module=program.is_module, cwd=found.job.cwd)
     return found
 
 
@@ -151,26 +148,18 @@ def flags_of_sweep(sweep: SweepFolder, path: Path) -> list[Flag]:
     """Return what a sweep has and its file has not: flags that were typed when it was started."""
     from paceline.spec.load import read_file
 
-    search, who = sweep.read_search(), f"the sweep {sweep.name}"
+    search, points = sweep.read_search(), sweep.read_points()
     written = read_file(path).get("sweep", {}) if path.suffix == ".toml" else {}
-    found = [Flag(who, "name", search.name), Flag(who, "wandb_sweep", search.wandb_sweep or None)]
-    found.append(Flag(who, "script", search.script or None))
+    found: dict[str, Any] = {"name": search.name, "wandb_sweep": search.wandb_sweep or None}
+    found["script"] = search.script or None
     if "metric" not in written:
-        found.append(Flag(who, "metric", search.metric))
+        found["metric"] = search.metric
     if search.sampler in ("random", "tpe") and "count" not in written:
-        found.append(Flag(who, "count", len({point.group for point in sweep.read_points()})))
+        found["count"] = len({point.group for point in points})
     if search.sampler == "wandb":
-        found.append(Flag(who, "parallel", search.parallel))
-        each = math.ceil(len(sweep.read_points()) / (search.parallel or 1))
-        found.append(Flag(who, "count", each))
-    return found
-
-
-def check_scripts(settings: SweepSettings) -> None:
-    """Raise an error unless every script of the trials exists."""
-    program = settings.job.program
-    for name in settings.scripts:
-        typer_options.find_program([name], is_module=program.is_module, cwd=settings.job.cwd)
+        found["parallel"] = search.parallel
+        found["count"] = math.ceil(len(points) / (search.parallel or 1))
+    return [Flag(f"the sweep {sweep.name}", key, value) for key, value in found.items()]
 
 
 class ConsoleReporter:
@@ -185,17 +174,3 @@ class ConsoleReporter:
     def trial(self, text: str, state: str) -> None:
         colour = {DONE: console.GREEN, FAILED: console.RED}.get(state, console.GREY)
         console.say(f"paceline: {text}", colour=colour)
-
-
-def warn_of_conflict(settings: SweepSettings, file: Path, typed: str | None) -> None:
-    """Print both W&B sweeps if a file names another one than --wandb-sweep: the file wins."""
-    found = settings.search.wandb_sweep
-    if typed is None or typed == found:
-        return
-    source = (
-        settings.job.source("tracking.wandb_sweep")
-        if found == settings.job.tracking.wandb_sweep
-        else ""
-    )
-    where = source or f"[sweep] wandb_sweep in {file}"
-    console.say_note(f"--wandb-sweep is {typed}, but {where} is {found}: using {found}")

@@ -39,74 +39,51 @@ def command(
         raise UsageError(
             f"--all cannot be combined with a run ({run}).", hint="Use only one of them."
         )
-    if all_runs:
-        return _sync_all(dry_run=dry_run)
-    folder = runs.own(run or "last", also_fetched=True)
-    if not _unsent(folder):
-        print(_nothing_to_send(folder, bool(offline_runs(folder))))
+    folders = _all_runs() if all_runs else [runs.own(run or "last", also_fetched=True)]
+    unsent = {each: _unsent(each) for each in folders}
+    if not any(unsent.values()):
+        which = f"{len(folders)} runs" if all_runs else folders[0].path.name
+        print(f"{which}: there is nothing to send to W&B")
         return 0
-    if not dry_run:
-        _check_connection()
-    _sync(folder, dry_run=dry_run)
-    return 0
+    if dry_run:
+        for path in (path for paths in unsent.values() for path in paths):
+            print(f"would send {path}")
+        return 0
+    problem = wandb_server.missing_key(os.environ) or wandb_server.unreachable(os.environ)
+    if problem:
+        raise EnvironmentProblem(
+            f"Cannot send to W&B: {problem}.",
+            hint=f"Run this on a machine with network access. {wandb_server.KEY_HINT}",
+        )
+    failed = False
+    for folder in (each for each in folders if unsent[each]):
+        try:
+            _send(folder)
+        except PacelineError as error:
+            if not all_runs:
+                raise
+            failed = True
+            console.say_note(f"{folder.path.name} is not sent: {error}")
+    return 1 if failed else 0
+
+
+def _all_runs() -> list[RunFolder]:
+    """Return this user's runs of the project, the oldest first."""
+    scratch, project = runs.project_here()
+    found = [each for each in find_runs(scratch) if each.path.parent.parent.name == project]
+    return [each for each in reversed(found) if is_own_folder(each.path)]
 
 
 def _unsent(folder: RunFolder) -> list[Path]:
     return [path for path in offline_runs(folder) if not is_sent(path)]
 
 
-def _sync_all(*, dry_run: bool) -> int:
-    """Send every run of the project. One that cannot be sent does not keep the others from it."""
-    scratch, project = runs.project_here()
-    listed = (
-        each for each in reversed(find_runs(scratch)) if each.path.parent.parent.name == project
-    )
-    folders = [each for each in listed if is_own_folder(each.path)]
-    waiting = [each for each in folders if _unsent(each)]
-    if not waiting:
-        print(
-            f"none of the {len(folders)} runs of {project} in {scratch} has anything to send to W&B"
-        )
-        return 0
-    if not dry_run:
-        _check_connection()
-    failed = 0
-    for folder in waiting:
-        try:
-            _sync(folder, dry_run=dry_run)
-        except PacelineError as error:
-            failed += 1
-            console.say_note(f"{folder.path.name} is not sent: {error}")
-    return 1 if failed else 0
-
-
-def _sync(folder: RunFolder, *, dry_run: bool) -> None:
-    if dry_run:
-        for path in _unsent(folder):
-            print(f"would send {path}")
-        return
+def _send(folder: RunFolder) -> None:
     claims.require_not_running(folder)
     python = find_python(folder)
     complete(folder, python=python)
-    unsent = [path for path in offline_runs(folder) if not is_sent(path) and not is_empty(path)]
+    unsent = [path for path in _unsent(folder) if not is_empty(path)]
     for number, path in enumerate(unsent, start=1):
         console.say_note(f"sending {path.name} ({number} of {len(unsent)})")
         address = send(path, python=python)
         print(f"sent {path.name}{f' to {address}' if address else ''}", flush=True)
-
-
-def _nothing_to_send(folder: RunFolder, has_sent: bool) -> str:
-    if has_sent:
-        return f"{folder.path.name}: everything has been sent to W&B"
-    return f"{folder.path.name} has no offline W&B run (see --wandb of `paceline run`)"
-
-
-def _check_connection() -> None:
-    problem = wandb_server.missing_key(os.environ)
-    if problem:
-        raise EnvironmentProblem(f"Cannot send to W&B: {problem}.", hint=wandb_server.KEY_HINT)
-    problem = wandb_server.unreachable(os.environ)
-    if problem:
-        raise EnvironmentProblem(
-            f"Cannot send to W&B: {problem}.", hint="Run this on a machine with network access."
-        )

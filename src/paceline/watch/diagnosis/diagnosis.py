@@ -49,7 +49,7 @@ def check_failure(evidence: Evidence) -> list[Finding]:
                 "end",
                 PROBLEM,
                 f"The run {record.status_phrase}, and no rank has reported an error.",
-                "Read the batch script's output: paceline logs --batch RUN.",
+                "Read the batch script's output, slurm.log in the run folder.",
                 evidence=tuple(f"slurm.log: {line[:200]}" for line in tail[-3:]),
                 docs=f"{DOCS}#it-died",
             )
