@@ -127,8 +127,8 @@ def _has_logs(record: Record, rank: int | None, attempt: int | None) -> bool:
 def _print_batch_log(record: Record, printer: LogPrinter, rank: int | None) -> None:
     """Print the output of the batch script, for a run whose ranks did not start. Raises UsageError without any."""
     run, log = record.folder.key, record.folder.slurm_log
-    if record.is_over and rank is None and log.exists():
-        console.say_note("the ranks did not start; this is the output of the batch script")
+    if rank is None and log.exists():
+        console.say_note("no rank has started; this is the output of the batch script")
         text = read_tail(log, BATCH_LOG).decode("utf-8", "replace")
         printer.print(LogLine(None, None, 0, line) for line in text.splitlines())
         return
