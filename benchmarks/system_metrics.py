@@ -18,8 +18,8 @@ from collections.abc import Callable
 
 import psutil
 
-from paceline.agent.node_usage.node_metrics import NodeMetrics
-from paceline.agent.node_usage.nvml import Gpus
+from paceline.agent.health.node_metrics import NodeMetrics
+from paceline.agent.health.nvml import Gpus
 
 from machine import describe, show
 

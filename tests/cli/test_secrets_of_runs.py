@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from paceline.contract.run_folder import RunFolder
-from tests.agent.notify.server import serve_webhook
+from tests.agent.webhook_server import serve_webhook
 from tests.secret_leaks import PlantedSecrets, in_files, in_text, plant_secrets, watch_command_lines
 
 Paceline = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -8,8 +8,8 @@ import time
 import pytest
 import torch
 
-from paceline.agent.node_usage.node_metrics import NodeMetrics
-from paceline.agent.node_usage.nvml import Gpus
+from paceline.agent.health.node_metrics import NodeMetrics
+from paceline.agent.health.nvml import Gpus
 
 pytestmark = [
     pytest.mark.gpu,

@@ -16,10 +16,9 @@ from paceline.agent import retry_policy
 from paceline.agent.attempt import Attempt, Outcome
 from paceline.agent.health import preflight
 from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.health.usage import Sampler, start_sampler
 from paceline.agent.launcher_placement import Placement, find_placement
-from paceline.agent.node_usage.sampler import Sampler, start_sampler
-from paceline.agent.notify.notifier import Notifier
-from paceline.agent.notify.stall_notifier import StallNotifier
+from paceline.agent.notify import Notifier, StallNotifier
 from paceline.agent.rank_failures import FENCED_OFF, Failure
 from paceline.agent.rendezvous import network
 from paceline.agent.rendezvous.connected_agents import Rendezvous, join
@@ -276,7 +275,7 @@ class Agent:
         """Measure all nodes. If there is a queue to go back to, it goes on without those that are
         slow.
         """
-        from paceline.agent.fitness.check import FitnessCheck
+        from paceline.agent.health.fitness import FitnessCheck
 
         assert self.placement is not None
         assert self.rendezvous is not None

@@ -16,12 +16,12 @@ from typing import Any
 
 from paceline.agent import rank_failures
 from paceline.agent.attempt_verdict import decide_verdict
-from paceline.agent.health import hang_detection, independence, lingering_ranks
+from paceline.agent.health import hang, lingering_ranks, separate_copies
 from paceline.agent.health.cgroup import out_of_memory_kills
-from paceline.agent.health.hang_reporter import HangReporter
+from paceline.agent.health.hang import HangReporter
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.health.independence import IndependenceCheck
 from paceline.agent.health.lingering_ranks import IdleRank, LingeringRanks, has_finished
+from paceline.agent.health.separate_copies import SeparateCopies
 from paceline.agent.rank_failures import Failure, RankExit
 from paceline.agent.rank_termination import Termination
 from paceline.agent.rendezvous.connected_agents import Rendezvous
@@ -95,7 +95,7 @@ class Attempt:
         self.lingering_ranks = LingeringRanks(
             launch, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous
         )
-        self.independence = IndependenceCheck(
+        self.separate_copies = SeparateCopies(
             launch, heartbeats=heartbeats, rendezvous=rendezvous, say=say, events=events
         )
         self.rank_of = {local_rank: rank for rank, local_rank in launch.ranks()}
@@ -137,7 +137,7 @@ class Attempt:
             self._handle_messages()
             self._check_claim()
             self._check_progress()
-            self.independence.check()
+            self.separate_copies.check()
             self._note_framework()
             self.termination.tick()
             if self.pending or self.unexplained:
@@ -438,13 +438,13 @@ class Attempt:
                     restart_delay=message["restart_delay"],
                     agent_killed=message["agent_killed"],
                 )
-            elif kind == independence.REPORT:
-                self.independence.update(message)
+            elif kind == separate_copies.REPORT:
+                self.separate_copies.update(message)
             elif kind == "end":
                 self._end_finished()
             elif kind in lingering_ranks.KINDS:
                 self.lingering_ranks.update(message)
-            elif kind == hang_detection.REPORT:
+            elif kind == hang.REPORT:
                 self.hang_reporter.update(message)
             elif kind == "stacks":
                 self.hang_reporter.dump_stacks(set(self.rank_of) - self.ended)
@@ -496,5 +496,5 @@ class Attempt:
         verdict, failure = decide_verdict(self.failures, exits, stop_requested=self.stop.requested)
         exits.sort(key=lambda rank_exit: rank_exit.rank)
         if verdict == DONE:
-            self.independence.finish(rank_exit.coordination for rank_exit in exits)
+            self.separate_copies.finish(rank_exit.coordination for rank_exit in exits)
         return Outcome(verdict, failure, exits, self.stop.requested, agent_killed=self.agent_killed)

@@ -24,7 +24,7 @@ from paceline.slurm import squeue_and_sacct
 from paceline.slurm.submission_environment import submission_environment
 from paceline.spec.shell_text import command_line
 
-CODE = "from paceline.agent.probe.node_probe import main; main()"
+CODE = "from paceline.agent.health.node_probe import main; main()"
 MEASURE = "from paceline.runtime.fitness.measure import main; main()"
 ANSWER_TIMEOUT = 20.0  # seconds for a node to answer
 MEASURE_TIMEOUT = 90.0  # seconds for all nodes, the import of torch included

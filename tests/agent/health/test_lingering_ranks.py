@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +12,9 @@ from typing import Any
 import pytest
 
 from paceline.agent.health import activity, lingering_ranks
+from paceline.agent.health.activity import Usage, tree_usage
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.health.lingering_ranks import LingeringRanks
-from paceline.agent.health.process_usage import Usage, tree_usage
 from paceline.agent.workers import process_tree
 from paceline.contract.heartbeat_file import FINISHED, SAVED_AND_STOPPED, SLOT, slot_offset
 from tests.agent.conftest import Launch, until
@@ -70,7 +67,7 @@ def test_lingering_ranks_are_ended(launch: Launch, state: int, idle: str, verdic
     assert "train.py" in started.attempt().stacks(1).read_text()
 
 
-# Each for longer than the timeout: it computes, downloads, sends through a socket, sends heartbeats, waits for a
+# Each for longer than the timeout: it computes, downloads, sends heartbeats, waits for a
 # process that computes, and for one that does nothing itself.
 WORKS = """
 end = time.time() + 2.5
@@ -78,11 +75,6 @@ while time.time() < end: pass
 for _ in range(25):
     time.sleep(0.1)
     with open("part", "ab") as file: file.write(bytes(1000))
-import socket
-with socket.create_connection(("127.0.0.1", PORT)) as connection:
-    for _ in range(25):
-        time.sleep(0.1)
-        connection.sendall(bytes(1000))
 for _ in range(25):
     time.sleep(0.1)
     send_heartbeat(2)
@@ -93,25 +85,10 @@ open("worked", "w").close()
 """
 
 
-@pytest.fixture
-def port() -> Iterator[int]:
-    """The port of a server that reads what it is sent."""
-
-    def read() -> None:
-        connection, _ = server.accept()
-        while connection.recv(1 << 16):
-            pass
-        connection.close()
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=read, daemon=True).start()
-        yield server.getsockname()[1]
-
-
-def test_a_rank_that_works_may_outlive_the_others(launch: Launch, port: int) -> None:
+def test_a_rank_that_works_may_outlive_the_others(launch: Launch) -> None:
     """And another one, idle, may wait for it. It looks rarely: a tick of CPU time would count as progress."""
     waits = "if os.environ['RANK'] == '2':\n    while not os.path.exists('worked'): time.sleep(0.5)\n    sys.exit(0)\n"
-    started = launch(f"STATE, PORT = 0, {port}\n{STAYS}{waits}{WORKS}", nproc=3, exit_timeout=2.0)
+    started = launch(f"STATE = 0\n{STAYS}{waits}{WORKS}", nproc=3, exit_timeout=2.0)
     assert started.wait() == 0, started.err()
     assert started.verdicts() == ("done", "done")
     assert (
@@ -226,29 +203,6 @@ thread.join()
             writer = os.open(tmp_path / "fifo", os.O_RDWR)
             process.wait()
             os.close(writer)
-
-
-def test_bytes_sent_through_a_socket_count(port: int) -> None:
-    script = f"""
-import socket
-with socket.create_connection(("127.0.0.1", {port})) as connection:
-    input("ready")
-    connection.sendall(bytes(1_000_000))
-    input()
-"""
-    command = [sys.executable, "-u", "-c", script]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdout.read(5)
-        before = tree_usage([process.pid])[process.pid].io
-        process.stdin.write(b"\n")
-        process.stdin.flush()
-        until(
-            lambda: tree_usage([process.pid])[process.pid].io - before >= 1_000_000,
-            "the bytes to be counted",
-        )
-        process.communicate(b"\n")
 
 
 @pytest.mark.slow

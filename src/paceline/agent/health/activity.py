@@ -1,20 +1,67 @@
-"""Whether ranks make progress, by what they use: CPU time, files, connections, output and
-heartbeats.
-"""
+"""Whether ranks make progress, by what they use: CPU time, files, output and heartbeats."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.health.process_usage import Usage, tree_usage
+from paceline.agent.workers import process_tree
 
 CHECKS = 6  # per timeout
 PAUSE = 2.0  # seconds; after a longer time without a check, the whole job may have been suspended
 # A rank that uses more than this, its child processes included, makes progress.
 BUSY_CPU = 0.01  # of one core
 BUSY_IO = 1024  # bytes per second
+
+
+class Usage(NamedTuple):
+    """What a process has used, together with its descendants."""
+
+    cpu: float  # seconds
+    io: int  # bytes read and written; those that `send` and `recv` transfer do not count as such
+    is_suspended: bool  # a thread waits for a disk, or is stopped by a signal or a debugger
+    has_children: bool
+
+    def differs(self, before: Usage, elapsed: float) -> bool:
+        """Whether a process has worked since `before`. A number falls when a child ends."""
+        return (
+            self.is_suspended
+            or abs(self.cpu - before.cpu) >= BUSY_CPU * elapsed
+            or abs(self.io - before.io) >= BUSY_IO * elapsed
+        )
+
+
+def tree_usage(roots: Iterable[int]) -> dict[int, Usage]:
+    """Return what each of these processes uses. Those that are gone are left out."""
+    stats = process_tree.read_stats()
+    usage = {}
+    for root in set(roots) & set(stats):
+        tree = {root, *process_tree.descendants(root, stats)}
+        # User and system time, of the process and of its children that have ended.
+        ticks = sum(int(count) for pid in tree for count in stats[pid][11:15])
+        suspended = any(state in b"DTt" for pid in tree for state in _thread_states(pid))
+        io = sum(map(_transferred, tree))
+        usage[root] = Usage(ticks / os.sysconf("SC_CLK_TCK"), io, suspended, len(tree) > 1)
+    return usage
+
+
+def _transferred(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))
+
+
+def _thread_states(pid: int) -> Iterator[bytes]:
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError, IndexError):
+            yield path.read_bytes().rpartition(b")")[2].split()[0]
 
 
 @dataclass
@@ -32,15 +79,11 @@ class Activity:
 
     def differs(self, before: Activity, elapsed: float) -> bool:
         """Whether the rank has made progress since `before`."""
-        now, then = self.usage, before.usage
-        if now is None or then is None or self.heartbeat != before.heartbeat or now.is_suspended:
+        if (self.heartbeat, self.output) != (before.heartbeat, before.output):
             return True
-        if self.output != before.output:
+        if self.usage is None or before.usage is None:
             return True
-        return (
-            abs(now.cpu - then.cpu) >= BUSY_CPU * elapsed
-            or abs(now.io - then.io) >= BUSY_IO * elapsed
-        )
+        return self.usage.differs(before.usage, elapsed)
 
 
 class ActivityMonitor:
@@ -57,11 +100,8 @@ class ActivityMonitor:
         *,
         count_output: Callable[[int], int] = lambda local_rank: 0,
     ) -> None:
-        self._heartbeats, self._interval, self._count_output = (
-            heartbeats,
-            timeout / CHECKS,
-            count_output,
-        )
+        self._heartbeats, self._count_output = heartbeats, count_output
+        self._interval = timeout / CHECKS
         self._last_check = 0.0
         self._known: dict[int, Activity] = {}  # by local rank
 
@@ -75,10 +115,8 @@ class ActivityMonitor:
             self._known.clear()
         usage = tree_usage(pids.values())
         for local_rank, pid in pids.items():
-            heartbeat, output = (
-                self._heartbeats.read(local_rank).time,
-                self._count_output(local_rank),
-            )
+            heartbeat = self._heartbeats.read(local_rank).time
+            output = self._count_output(local_rank)
             activity = Activity(usage.get(pid), heartbeat, output, since=now)
             before = self._known.get(local_rank)
             if before is not None and not activity.differs(before, elapsed):

@@ -114,7 +114,7 @@ class AgentEvidence:
 
 @dataclass(frozen=True)
 class Motion:
-    """Ranks, as `agent.probe.motion` describes them."""
+    """Ranks, as `agent.health.node_probe` describes them."""
 
     present: frozenset[int]  # those whose nodes have answered
     dumped: frozenset[int]  # have written their stacks

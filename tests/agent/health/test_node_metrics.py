@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from paceline.agent.node_usage import node_metrics
-from paceline.agent.node_usage.node_metrics import NodeMetrics, RunProcesses
-from paceline.agent.node_usage.nvml import Gpus
-from paceline.agent.node_usage.sampler import Sampler
+from paceline.agent.health import node_metrics
+from paceline.agent.health.node_metrics import NodeMetrics, RunProcesses
+from paceline.agent.health.nvml import Gpus
+from paceline.agent.health.usage import Sampler
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.node_usage import read_node_usage
 from tests.agent.conftest import Launch, until

@@ -6,25 +6,22 @@ import json
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.agent import notify as stall_notifier
 from paceline.agent.attempt import Outcome
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.notify import stall_notifier
-from paceline.agent.notify.delivery import NotDelivered, post, run_command
-from paceline.agent.notify.notifier import Notifier
+from paceline.agent.notify import NotDelivered, Notifier, post, run_command
 from paceline.contract.claims import claim_number
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from tests.agent.conftest import Launch, until
-from tests.agent.notify.server import Webhook, serve_webhook
+from tests.agent.webhook_server import Webhook, serve_webhook
 
 DEFAULT = ["done", "failed", "requeued", "stalled", "gpu_idle"]
 FAILS = "import os\nif os.environ['RANK'] == '1':\n    raise ValueError('a bad value')\n"
@@ -343,30 +340,8 @@ def test_addresses_never_appear_in_errors() -> None:
         assert "hush" not in str(why.value)
 
 
-def test_a_server_that_never_finishes_its_answer() -> None:
-    """Each byte comes in time, and no limit of a socket ends it."""
-    is_over = threading.Event()
-
-    def drip(server: socket.socket) -> None:
-        connection, _ = server.accept()
-        with connection, suppress(OSError):
-            connection.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
-            while not is_over.wait(0.1):
-                connection.sendall(b"x")
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=drip, args=(server,))
-        thread.start()
-        try:
-            with pytest.raises(NotDelivered, match="did not respond within"):
-                post(f"http://127.0.0.1:{server.getsockname()[1]}/", payload(), timeout=1.0)
-        finally:
-            is_over.set()
-            thread.join()
-
-
 def test_a_command_that_does_not_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("paceline.agent.notify.delivery.COMMAND_TIMEOUT", 0.5)
+    monkeypatch.setattr("paceline.agent.notify.COMMAND_TIMEOUT", 0.5)
     with pytest.raises(NotDelivered, match="did not finish within"):
         run_command("sleep 1000 & sleep 1000", payload(), {"PATH": "/usr/bin:/bin"})
     run_command("true", {**payload(), "text": "a\0b"}, {"PATH": "/usr/bin:/bin"})

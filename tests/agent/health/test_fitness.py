@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from paceline.agent.fitness import check
-from paceline.agent.fitness.check import FitnessCheck
+from paceline.agent.health import fitness as check
 from paceline.agent.health.cgroup import CpuQuota
+from paceline.agent.health.fitness import FitnessCheck
 from paceline.contract.fitness import Judgement, Measurement
 from paceline.contract.run_folder import RunFolder
 

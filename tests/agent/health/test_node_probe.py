@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.agent.probe import motion, node_probe
+from paceline.agent.health import node_probe
 from paceline.contract.heartbeat_file import READY
 from paceline.contract.stacks import read_stack
 from tests.agent.conftest import Launch
@@ -27,7 +27,7 @@ def test_stacks_are_dumped_only_if_a_rank_makes_no_progress(
     stacks = launched.attempt().stacks(1)
     assert stacks.read_text() == "", "they have only just started"
     monkeypatch.setattr(node_probe, "SLOW_START", 0.0)
-    monkeypatch.setattr(motion, "SECONDS", 0.5)
+    monkeypatch.setattr(node_probe, "SECONDS", 0.5)
     found = node_probe.look(launched.run)
     assert stacks.read_text().count("Current thread") == 2
     assert found["dumped"] == [0, 1]
@@ -74,7 +74,7 @@ def test_a_script_that_takes_the_signal_is_left_alone(
     launched = launch(OWN_SIGNAL)
     for rank in (0, 1):
         launched.await_file(f"up-{rank}")
-    monkeypatch.setattr(motion, "SECONDS", 0.5)
+    monkeypatch.setattr(node_probe, "SECONDS", 0.5)
     monkeypatch.setattr(node_probe, "SLOW_START", 0.0)
     found = node_probe.look(launched.run, stacks=True)
     assert (found["foreign"], found["dumped"]) == ([0, 1], [])

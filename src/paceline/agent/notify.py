@@ -1,36 +1,51 @@
-"""Send each notification about a run once, without ever delaying the run.
+"""Notifications about a run, sent by the head agent: POSTed to a webhook, or passed to a command of
+the user. No part of the webhook's address is ever printed.
 
-The head agent knows how an attempt ends, and usually whether the job will be requeued. The next job
-start reports the rest: a job that Slurm itself requeues gets SIGTERM, just like a cancelled one,
-and a lost node gets no signal.
+Each one is sent once, without ever delaying the run. The head agent knows how an attempt ends, and
+usually whether the job will be requeued. The next job start reports the rest: a job that Slurm
+itself requeues gets SIGTERM, just like a cancelled one, and a lost node gets no signal.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import queue
+import signal
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from paceline.agent.notify.delivery import NotDelivered, post, run_command
+from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.rank_failures import FENCED_OFF
 from paceline.agent.stop.rank_signals import FILE, TERM, is_time_limit
+from paceline.contract import env
 from paceline.contract.claims import claim_number
-from paceline.contract.foreign_records import read_object
+from paceline.contract.foreign_records import parse_object, read_object, read_tail
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact_text
-from paceline.contract.run_folder import JobStartFolder, RunFolder
+from paceline.contract.run_folder import AttemptFolder, JobStartFolder, RunFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED, read_verdict
 
 if TYPE_CHECKING:
     from paceline.agent.attempt import Outcome
 
 REQUEUED, STALLED, GPU_IDLE = "requeued", "stalled", "gpu_idle"
+CANCELLED, TIMED_OUT = "cancelled", "timed out"
+WEBHOOK_TIMEOUT = 5.0  # seconds
+COMMAND_TIMEOUT = 10.0
 FLUSH_TIMEOUT = 12.0  # seconds at the end of the agent for what is still to be sent
 MAX_MESSAGE, MAX_NAME = 1000, 100  # characters
-CANCELLED, TIMED_OUT = "cancelled", "timed out"
+INTERVAL = 30.0  # seconds between two looks for stalled ranks, at most
+IDLE = 5.0  # percent: a GPU that is less busy has nothing to do
+FRESH = 120.0  # seconds; older samples of a node say nothing about now
+
+
+class NotDelivered(Exception):
+    """Why a notification could not be sent."""
 
 
 class Notifier:
@@ -51,10 +66,7 @@ class Notifier:
         self._environ, self._warn = environ, warn
         self.settings: dict[str, Any] = launch_spec.notify
         self._sent: set[tuple[str, int]] = set()
-        self._queue: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._waiting = threading.Semaphore(0)
-        self._undelivered = 0
-        self._lock = threading.Lock()
+        self._queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._has_warned = False
 
@@ -184,8 +196,6 @@ class Notifier:
             "attempt": attempt or None,
             "time": time.time(),
         }
-        with self._lock:
-            self._undelivered += 1
         self._queue.put(payload)
         if self._thread is None:
             self._thread = threading.Thread(target=self._deliver_all, name="notify", daemon=True)
@@ -205,20 +215,15 @@ class Notifier:
     def flush(self, timeout: float = FLUSH_TIMEOUT) -> None:
         """Wait until everything is sent, for a limited time."""
         deadline = time.monotonic() + timeout
-        while self._undelivered and time.monotonic() < deadline:
-            self._waiting.acquire(timeout=max(0.0, deadline - time.monotonic()))
-        if self._undelivered:
+        while self._queue.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if self._queue.unfinished_tasks:
             self._warn_once("notifications were not sent in time")
 
     def _deliver_all(self) -> None:
         while True:
-            payload = self._queue.get()
-            try:
-                self._deliver(payload)
-            finally:
-                with self._lock:
-                    self._undelivered -= 1
-                self._waiting.release()
+            self._deliver(self._queue.get())
+            self._queue.task_done()
 
     def _deliver(self, payload: dict[str, Any]) -> None:
         webhook, command = self.settings.get("webhook"), self.settings.get("command")
@@ -233,7 +238,7 @@ class Notifier:
         if command:
             try:
                 run_command(command, payload, self._environ)
-            except NotDelivered as why:
+            except (NotDelivered, OSError, ValueError) as why:
                 self._warn_once(f"the command for notifications failed: {why}")
 
     def _warn_once(self, text: str) -> None:
@@ -253,6 +258,138 @@ class Notifier:
             before not in ("", name) and before.rpartition("-")[0] == name.rpartition("-")[0]
         )
         return self._run.job_start(before) if is_same_job else None
+
+
+class StallNotifier:
+    """A thread of the head agent that looks at one attempt."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        attempt: AttemptFolder,
+        notifier: Notifier,
+        heartbeats: Heartbeats,
+        local_ranks: Iterable[int],
+    ) -> None:
+        self._run, self._attempt, self._notifier = run, attempt, notifier
+        self._heartbeats, self._local_ranks = heartbeats, list(local_ranks)
+        self._limit = float(notifier.settings.get("stalled_after", 0))
+        self._closed = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run_until_closed, name="stall-watch", daemon=True
+        )
+
+    def start(self) -> None:
+        wanted = {STALLED, GPU_IDLE} & set(self._notifier.settings.get("on", ()))
+        if self._notifier.enabled and self._limit > 0 and wanted:
+            self._thread.start()
+
+    def close(self) -> None:
+        """End before the heartbeats are reset or removed."""
+        self._closed.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run_until_closed(self) -> None:
+        progress, since = None, time.monotonic()
+        busy = time.monotonic()
+        while not self._closed.wait(min(INTERVAL, self._limit / 4)):
+            now = self._progress()
+            if now != progress:
+                progress, since = now, time.monotonic()
+            elif time.monotonic() - since >= self._limit:
+                self._tell(STALLED, f"no step for {_minutes(time.monotonic() - since)}")
+            if self._are_gpus_idle() is not True:
+                busy = time.monotonic()
+            elif time.monotonic() - busy >= self._limit:
+                self._tell(GPU_IDLE, f"no GPU was busy for {_minutes(time.monotonic() - busy)}")
+
+    def _tell(self, event: str, message: str) -> None:
+        steps = [self._heartbeats.read(each).step for each in self._local_ranks]
+        in_session = any(map(self._heartbeats.is_in_session, self._local_ranks))
+        step = max(steps) if steps and in_session else None
+        self._notifier.send(event, "running", message, attempt=self._attempt.number, step=step)
+
+    def _progress(self) -> object:
+        """Return what changes while the ranks make progress: their heartbeats, or else what they
+        print.
+        """
+        heartbeats = [self._heartbeats.read(each) for each in self._local_ranks]
+        if any(map(self._heartbeats.is_in_session, self._local_ranks)):
+            return [(each.step, each.time) for each in heartbeats]
+        sizes = []
+        for path in sorted(self._attempt.path.glob("*.log")):
+            with suppress(OSError):
+                sizes.append(path.stat().st_size)
+        return sizes
+
+    def _are_gpus_idle(self) -> bool | None:
+        """Return whether no GPU of the run is busy; None if nobody knows."""
+        shares: list[float] = []
+        for path in self._run.system.glob("node-*.jsonl"):
+            with suppress(OSError, ValueError, TypeError):
+                lines = read_tail(path, 8192).splitlines()
+                sample = parse_object(lines[-1]) if lines else {}
+                gpus = sample.get("gpus")
+                if isinstance(gpus, list) and time.time() - float(sample.get("time", 0)) < FRESH:
+                    known = [gpu.get("busy") for gpu in gpus if isinstance(gpu, dict)]
+                    shares += [share for share in known if isinstance(share, (int, float))]
+        return max(shares) < IDLE if shares else None
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+
+
+def post(address: str, payload: Mapping[str, Any]) -> None:
+    """Send a notification as JSON."""
+    from http.client import HTTPException  # not at the top: most runs need none of it
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    if not address.lower().startswith(("http://", "https://")):
+        raise NotDelivered("its value is not an address that begins with https:// or http://")
+    headers = {"Content-Type": "application/json", "User-Agent": "paceline"}
+    try:
+        request = Request(address, data=json.dumps(payload).encode(), headers=headers)
+        with urlopen(request, timeout=WEBHOOK_TIMEOUT):
+            pass
+    except HTTPError as error:
+        error.close()
+        raise NotDelivered(f"the server answered {error.code}") from None
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        text = reason.strerror if isinstance(reason, OSError) else None
+        raise NotDelivered(text or type(reason).__name__) from None
+    except (ValueError, HTTPException) as error:  # their texts may quote the address
+        raise NotDelivered(type(error).__name__) from None
+
+
+def run_command(command: str, payload: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """Run a shell command with the notification as JSON on its standard input."""
+    variables = {
+        f"{env.NOTIFY}{name.upper()}": str(payload[name]).replace("\0", "")
+        for name in ("event", "run_id", "status")
+    }
+    # for a subject
+    variables[f"{env.NOTIFY}TEXT"] = " ".join(str(payload["text"]).replace("\0", "").split())
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", command],
+        env={**environ, **variables},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        process.communicate(json.dumps(payload).encode() + b"\n", timeout=COMMAND_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        with suppress(OSError):  # it has just ended
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise NotDelivered(f"it did not finish within {COMMAND_TIMEOUT:g} s") from None
+    if process.returncode:
+        raise NotDelivered(f"it exited with {process.returncode}")
 
 
 def _write(job_start: JobStartFolder, event: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from paceline.agent.health import independence
+from paceline.agent.health import separate_copies as independence
 from paceline.agent.health.heartbeat import Heartbeats, write_coordination
 from paceline.agent.launcher_placement import Placement
 from paceline.agent.rendezvous.connected_agents import Rendezvous
@@ -141,7 +141,7 @@ def test_the_head_agent_waits_for_all_nodes(
     heartbeats = [Heartbeats(1), Heartbeats(1)]
     attempt = RunFolder(tmp_path).attempt(1)
     head, member = (
-        independence.IndependenceCheck(
+        independence.SeparateCopies(
             started_ranks.Launch(
                 spec, Placement(node, 2, node, 2, [0], node, 1, "here"), attempt, "", "", 0, {}, {}
             ),

@@ -18,7 +18,7 @@ SPAWN_DELAY = 30.0  # seconds; a script may prepare data with mp.spawn before it
 _ALONE = (TRAINS_ALONE, SPAWNS_ALONE, ENDED_ALONE)
 
 
-class IndependenceCheck:
+class SeparateCopies:
     """One agent's part: a member reports when all of its ranks are alone, and the head agent warns
     once.
     """

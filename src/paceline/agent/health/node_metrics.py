@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.agent.health.cgroup import cpu_quota, memory_limit, out_of_memory_kills
-from paceline.agent.node_usage.nvml import Gpus
+from paceline.agent.health.nvml import Gpus
 
 # samples after which the pid of a foreign process may have become one of the run
 RECHECK_AFTER = 20

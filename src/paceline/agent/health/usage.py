@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.agent.health.hang_detection import process_state
+from paceline.agent.health.hang import process_state
 from paceline.agent.health.heartbeat import Heartbeat, Heartbeats
 from paceline.agent.launcher_placement import Placement
 from paceline.contract.gpus import VISIBLE_DEVICES
@@ -21,7 +21,7 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from paceline.agent.node_usage.node_metrics import NodeMetrics
+    from paceline.agent.health.node_metrics import NodeMetrics
 
 # seconds; it doubles up to the configured one, so that short runs leave samples too
 FIRST_INTERVAL = 1.0
@@ -71,8 +71,8 @@ class Sampler:
             )
 
     def _sample(self, pause: float) -> None:
-        from paceline.agent.node_usage.node_metrics import NodeMetrics
-        from paceline.agent.node_usage.nvml import Gpus
+        from paceline.agent.health.node_metrics import NodeMetrics
+        from paceline.agent.health.nvml import Gpus
 
         gpus = Gpus.open(self._gpu_environ) if self._gpu_environ is not None else None
         metrics = NodeMetrics(self._roots, gpus=gpus)

@@ -1,1 +1,0 @@
-"""The fitness check of a run, before its ranks start."""

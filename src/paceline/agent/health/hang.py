@@ -1,0 +1,313 @@
+"""Hangs: finds ranks that make no progress, from the heartbeats of all nodes, and dumps stacks.
+
+Agents send ages, not times, because the clocks of nodes differ.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.agent import retry_policy
+from paceline.agent.health.activity import ActivityMonitor
+from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.rank_failures import Failure
+from paceline.agent.rendezvous.connected_agents import Rendezvous
+from paceline.agent.workers import process_tree
+from paceline.agent.workers.output import OutputCapture
+from paceline.agent.workers.started_ranks import Launch, StartedRanks
+from paceline.contract.heartbeat_file import READY, RUNNING
+from paceline.contract.stacks import Stack, read_stack
+
+STACKS_TIMEOUT = 2.0  # seconds for hung ranks to write their stacks
+REPORT_INTERVAL = 1.0  # seconds between the reports that a member sends to the head agent
+REPORT = "heartbeats"  # the kind of such a message
+_HELD = {
+    "T": "stopped by a signal",
+    "t": "held by a debugger",
+    "D": "waiting for a device or a file system",
+}
+_SAME_MOMENT = 0.5  # seconds; heartbeats closer than this do not show which rank was late
+
+
+@dataclass(frozen=True)
+class RankHeartbeat:
+    """A rank's heartbeat, in a form that other nodes understand."""
+
+    rank: int
+    state: int  # of `contract.heartbeat_file`: READY, RUNNING ...
+    step: int
+    age: float  # seconds since the last heartbeat; of a rank that is READY, without any activity
+    host: str = ""
+    process: str = ""  # the kernel's state letter of the rank's process, if known
+
+
+@dataclass(frozen=True)
+class Hang:
+    """No rank makes progress. The ranks in `stuck` are the likely cause; the rest wait for them."""
+
+    stuck: list[RankHeartbeat]
+    seconds: float  # without progress
+    step: int
+    running: int = 0  # how many ranks train, stuck or waiting
+    # if stacks tell: those that are not where the others wait
+    absent: tuple[RankHeartbeat, ...] = ()
+    where: str = ""  # the line at which the first of them is
+
+    @property
+    def first(self) -> RankHeartbeat:
+        """The rank to name."""
+        return self.absent[0] if self.absent else self.stuck[0]
+
+    def compare_stacks(
+        self, heartbeats: Iterable[RankHeartbeat], stacks: Mapping[int, Stack]
+    ) -> Hang:
+        """Return the hang with the ranks that are outside of any collective, if others wait in
+        one.
+        """
+        known = [heartbeat for heartbeat in heartbeats if heartbeat.rank in stacks]
+        absent = [heartbeat for heartbeat in known if not stacks[heartbeat.rank].waits_in]
+        if not absent or len(absent) == len(known):
+            return self
+        absent.sort(key=lambda heartbeat: heartbeat.rank)
+        return replace(self, absent=tuple(absent), where=stacks[absent[0].rank].where)
+
+    def __str__(self) -> str:
+        names = ", ".join(f"rank {each.rank} on {each.host}" for each in self.absent[:8])
+        have = "have" if len(self.absent) > 1 else "has"
+        absent = f"{names} {have} not reached the point where the others wait ({self.where})"
+        if self.stuck[0].state == READY:
+            count = f"{len(self.stuck)} ranks" if len(self.stuck) > 1 else "the rank"
+            text = (
+                f"{count} printed nothing and used almost no CPU time, disk or network for "
+                f"{self.seconds:.0f} s"
+            )
+            return f"{text}; {absent}" if self.absent else text
+        if self.absent:
+            return f"no progress for {self.seconds:.0f} s at step {self.step}; {absent}"
+        if len(self.stuck) == self.running > 1 and not any(
+            each.process in _HELD for each in self.stuck
+        ):
+            who = (
+                f"all {self.running} ranks are stuck at step {self.step}, none longer than the "
+                "others"
+            )
+            return f"no progress for {self.seconds:.0f} s; {who}: compare their stacks"
+        ranks = "; ".join(_describe(heartbeat) for heartbeat in self.stuck[:8])
+        return f"no progress for {self.seconds:.0f} s; {ranks}"
+
+
+def _describe(heartbeat: RankHeartbeat) -> str:
+    host = f" on {heartbeat.host}" if heartbeat.host else ""
+    reason = f" ({_HELD[heartbeat.process]})" if heartbeat.process in _HELD else ""
+    return f"rank {heartbeat.rank}{host} is stuck at step {heartbeat.step}{reason}"
+
+
+class Watchdog:
+    """Reports a hang once a training rank sends no heartbeat for `timeout` seconds; 0 turns it off.
+
+    Of ranks that have begun a step, only those in state RUNNING count: one that has saved or
+    finished sends nothing more. Before that, and in a script without step boundaries, ranks may
+    compile or load for as long as they like; they hang if none of them does anything at all.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+
+    def check(self, heartbeats: Iterable[RankHeartbeat]) -> Hang | None:
+        known = list(heartbeats)
+        running = [heartbeat for heartbeat in known if heartbeat.state == RUNNING]
+        if self.timeout <= 0 or not known:
+            return None
+        if not running:
+            idle = min(heartbeat.age for heartbeat in known)
+            is_hang = idle > self.timeout and all(heartbeat.state == READY for heartbeat in known)
+            return (
+                Hang(sorted(known, key=lambda heartbeat: heartbeat.rank), idle, 0)
+                if is_hang
+                else None
+            )
+        oldest = max(heartbeat.age for heartbeat in running)
+        if oldest <= self.timeout:
+            return None
+        return Hang(
+            find_stuck(running), oldest, min(heartbeat.step for heartbeat in running), len(running)
+        )
+
+
+def find_stuck(running: list[RankHeartbeat]) -> list[RankHeartbeat]:
+    """Return the ranks that the others wait for.
+
+    These are the ones that the kernel holds; otherwise those at the lowest step; of those, the ones
+    with the oldest heartbeat.
+    """
+    held = [heartbeat for heartbeat in running if heartbeat.process in _HELD]
+    if held and len(held) < len(running):
+        return held
+    lowest = min(heartbeat.step for heartbeat in running)
+    behind = [heartbeat for heartbeat in running if heartbeat.step == lowest]
+    oldest = max(heartbeat.age for heartbeat in behind)
+    return sorted(
+        (heartbeat for heartbeat in behind if oldest - heartbeat.age <= _SAME_MOMENT),
+        key=lambda heartbeat: (-heartbeat.age, heartbeat.rank),
+    )
+
+
+def process_state(pid: int) -> str:
+    """Return the kernel's state letter of a process (R, S, D, T, Z ...); empty if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+class HangReporter:
+    """One agent's part: a member reports its ranks to the head agent, which looks for a hang."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        *,
+        workers: StartedRanks,
+        output: OutputCapture,
+        heartbeats: Heartbeats,
+        rendezvous: Rendezvous,
+    ) -> None:
+        self._launch, self._workers = launch, workers
+        self._heartbeats, self._rendezvous = heartbeats, rendezvous
+        self._rank_of = {local_rank: rank for rank, local_rank in launch.ranks()}
+        self._watchdog = Watchdog(launch.launch_spec.hang_timeout)
+        # of other agents, about once a second; a late report makes no rank older
+        self._reported: dict[int, list[RankHeartbeat]] = {}
+        self._activity = ActivityMonitor(
+            heartbeats,
+            self._watchdog.timeout,
+            count_output=lambda local_rank: output.count_bytes(self._rank_of[local_rank]),
+        )
+        # local ranks that have not begun a step, and may never
+        self._idle_since: dict[int, float] = {}
+        self._last_check = 0.0
+
+    def update(self, message: Mapping[str, Any]) -> None:
+        """Take in a member's report."""
+        self._reported[int(message["from"])] = [
+            RankHeartbeat(*fields) for fields in message["heartbeats"]
+        ]
+
+    def check(self, local_ranks: Collection[int]) -> Failure | None:
+        """Report these ranks to the head agent; on the head agent, return a hang and dump all
+        stacks.
+        """
+        now = time.monotonic()
+        if not self._watchdog.timeout or now - self._last_check < REPORT_INTERVAL:
+            return None
+        self._last_check = now
+        self._check_activity(local_ranks, now)
+        own = [self._heartbeat(local_rank, now) for local_rank in sorted(local_ranks)]
+        if not self._launch.placement.is_head:
+            rows = [astuple(replace(each, age=round(each.age, 3))) for each in own]
+            self._rendezvous.send({"kind": REPORT, "heartbeats": rows})
+            return None
+        known = [*own, *(each for reported in self._reported.values() for each in reported)]
+        hang = self._watchdog.check(known)
+        if hang is None:
+            return None
+        # before the stacks are dumped: a rank that crashes meanwhile is not the cause
+        detected = time.time()
+        self.dump_all_stacks(local_ranks)
+        hang = hang.compare_stacks(known, self._read_stacks(each.rank for each in known))
+        first, limit = hang.first, f"--hang-timeout {self._watchdog.timeout:g}s"
+        return Failure(
+            retry_policy.HANG,
+            first.host,
+            first.rank,
+            message=f"{hang} ({limit})",
+            step=hang.step,
+            time=detected,
+            log=str(self._launch.attempt.stacks(first.rank)),
+        )
+
+    def dump_all_stacks(self, local_ranks: Collection[int]) -> None:
+        """On the head agent: have all agents dump the stacks of their ranks, and dump those of
+        this node.
+        """
+        self._rendezvous.send({"kind": "stacks"})
+        self.dump_stacks(local_ranks)
+
+    def dump_stacks(self, local_ranks: Collection[int]) -> None:
+        """Ask the ranks of this node for their Python stacks, and wait until the files are
+        written.
+        """
+        paths = []
+        for local_rank, pid in self._pids(local_ranks).items():
+            if self._writes_stacks(local_rank) and process_tree.send_signal(pid, signal.SIGUSR2):
+                process_tree.send_signal(pid, signal.SIGCONT)  # a stopped process could not write
+                paths.append(self._launch.attempt.stacks(self._rank_of[local_rank]))
+        deadline = time.monotonic() + STACKS_TIMEOUT
+        while time.monotonic() < deadline and not all(_has_text(path) for path in paths):
+            time.sleep(0.05)
+
+    def _writes_stacks(self, local_rank: int) -> bool:
+        return self._heartbeats.read(local_rank).state >= READY and self._heartbeats.writes_stacks(
+            local_rank
+        )
+
+    def _read_stacks(self, ranks: Iterable[int]) -> dict[int, Stack]:
+        """Return the stacks that were dumped; those of other nodes may still be on their way."""
+        found: dict[int, Stack] = {}
+        for rank in ranks:
+            with suppress(OSError):
+                stack = read_stack(
+                    self._launch.attempt.stacks(rank).read_text(encoding="utf-8", errors="replace")
+                )
+                found |= {rank: stack} if stack is not None else {}
+        return found
+
+    def _check_activity(self, local_ranks: Collection[int], now: float) -> None:
+        """Find out since when ranks without step boundaries have been idle."""
+        waiting = {rank for rank in local_ranks if self._heartbeats.read(rank).state == READY}
+        if waiting and self._activity.is_due(now):
+            pids = {
+                rank: pid
+                for rank, pid in self._pids(local_ranks).items()
+                if rank in waiting and pid
+            }
+            self._idle_since = {
+                rank: each.since for rank, each in self._activity.check(pids, now).items()
+            }
+
+    def _heartbeat(self, local_rank: int, now: float) -> RankHeartbeat:
+        heartbeat = self._heartbeats.read(local_rank)
+        age = max(0.0, time.time() - heartbeat.time)
+        if heartbeat.state == READY:
+            age = now - self._idle_since.get(local_rank, now)
+        return RankHeartbeat(
+            self._rank_of[local_rank],
+            heartbeat.state,
+            heartbeat.step,
+            age,
+            self._launch.placement.host,
+            process_state(heartbeat.pid) if heartbeat.pid else "",
+        )
+
+    def _pids(self, local_ranks: Collection[int]) -> dict[int, int]:
+        """Return the processes of the ranks themselves; a script that spawns them has another one
+        above.
+        """
+        if self._launch.launch_spec.style != "spawn":
+            return self._workers.pids()
+        heartbeats = [self._heartbeats.read(local_rank) for local_rank in local_ranks]
+        return {heartbeat.local_rank: heartbeat.pid for heartbeat in heartbeats if heartbeat.pid}
+
+
+def _has_text(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False

@@ -1,1 +1,0 @@
-"""What `paceline doctor` asks the nodes of a live run."""
