@@ -15,7 +15,6 @@ from paceline import cli
 from paceline.cli.console import print_json
 from paceline.contract.files import own_folder_name
 from paceline.contract.run_folder import RunFolder
-from paceline.errors import UsageError
 from paceline.launch.environment.build_script import MARKER
 from tests.sweep.folders import begin, end, grid, make_sweep
 
@@ -134,8 +133,6 @@ def test_clean(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert removed == {"leftovers": [{**listed, "removed": True}]}
     assert not left.exists()
     assert ask(capsys, "clean", "--folder", str(tmp_path)) == {"leftovers": []}
-    with pytest.raises(UsageError, match="--node"):
-        cli.dispatch(["clean", "--json", "--node", "n1"])
 
 
 def test_no_number_and_no_text_breaks_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,7 +100,6 @@ def test_without_slurm_the_error_points_to_a_cluster(line: str) -> None:
         ("submit --yes --on alps -J --yes train.py", "submit --name=--yes train.py"),
         ("sweep sweep.toml --on alps --yes", "sweep sweep.toml"),
         ("env build --yes --on=alps --local", "env build --local"),
-        ("env remove --on alps --yes abc", "env remove --yes abc"),  # asked there
         ("clean --yes --on alps", "clean --yes"),
     ],
 )

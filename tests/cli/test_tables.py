@@ -192,7 +192,7 @@ def test_show_cuts_nothing(
     command = ["paceline", "submit", *(f"--option-{index}=value" for index in range(12))]
     run.run_json.write_text(json.dumps({"command": command, "nodes": 2, "nproc": 8}))
     monkeypatch.setattr(show.runs, "named", lambda _: run)
-    text = draw(width, lambda: show.command("last", diff=False, stat=False))
+    text = draw(width, lambda: show.command("last", diff=False))
     typed = " ".join(command)
     assert typed in text  # it can be copied
     assert str(run.path) in text

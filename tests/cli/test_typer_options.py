@@ -99,13 +99,7 @@ def flags_written_in(module: Any) -> list[str]:
     [
         ("shell --node n1", "--node needs a run"),
         ("shell 1a2b --gpus 2", "--gpus applies to a new allocation, but 1a2b has one already"),
-        ("shell 1a2b --cluster-profile none", "--cluster-profile applies to a new allocation"),
         ("shell --mail me", "--mail applies to `paceline submit`, not to `paceline shell`"),
-        (
-            "env build --local --no-wait",
-            "--no-wait cannot be combined with --local: it applies to a build in a job",
-        ),
-        ("run --here train.py", "--here needs --resume"),
         ("sync 1a2b --all", "--all cannot be combined with a run (1a2b)"),
         ("inspect data --warm train.py", "--warm applies to `paceline run`"),
         (
@@ -371,7 +365,7 @@ def test_the_shell_completes_commands_and_options(paceline: Paceline) -> None:
     assert {"run", "submit", "ps"} <= set(complete("paceline "))
     assert "--no-requeue" in complete("paceline submit --no-r")
     assert complete("paceline sandbox kill") == ["kill-node"]
-    assert "--watch" in complete("paceline sweep show --")
+    assert "--csv" in complete("paceline sweep show --")
     assert "complete_bash" in paceline("--show-completion", "bash").stdout
 
 

@@ -328,12 +328,10 @@ def test_sweeps_shells_and_checks(lab: Lab, project: Path, slurm: Laptop) -> Non
 
 
 def test_the_partitions_of_the_cluster_go_into_its_profile(project: Path, slurm: Laptop) -> None:
-    before = (project / "paceline.toml").read_text()
-    shown = slurm("init", "--on", "slurm", "--print", check=True).stdout
+    shown = slurm("init", "--on", "slurm", check=True).stdout
     assert '[profiles.slurm.job]\npartition = "main"\ngpus_per_node = 1\n' in shown
-    assert (project / "paceline.toml").read_text() == before
-    assert "added [profiles.slurm.job] to" in slurm("init", "--on", "slurm", check=True).stdout
-    assert (project / "paceline.toml").read_text() == f"{before.rstrip()}\n\n{shown}"
+    with open(project / "paceline.toml", "a") as file:
+        file.write(shown)
     script = slurm("submit", "--on", "slurm", "-t", "5", "--dry-run", "train.py", check=True).stdout
     assert "#SBATCH --partition=main\n" in script
     (project / "requirements.txt").write_text("numpy\n")
@@ -341,5 +339,3 @@ def test_the_partitions_of_the_cluster_go_into_its_profile(project: Path, slurm:
         "#SBATCH --partition=main\n"
         in slurm("env", "build", "--on", "slurm", "--dry-run", check=True).stdout
     )
-    again = slurm("init", "--on", "slurm")
-    assert (again.returncode, "already has [profiles.slurm.job]" in again.stderr) == (2, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -35,8 +36,8 @@ def test_code_changes_while_a_job_is_queued(
         assert rank_reports(folder)[0]["environ"]["PACELINE_SOURCE_DIR"] == str(where)
         assert f"part {value}\n" in folder.attempt(1).log(0).read_text()
     assert not folders[1].code.exists()
-    changed = slurm_paceline("show", str(folders[0].path), "--stat", cwd=home, check=True)
-    assert changed.stdout == "~ part.py  +1 -1\n"
+    changed = slurm_paceline("show", str(folders[0].path), "--diff", cwd=home, check=True)
+    assert changed.stdout.splitlines()[:2] == ["--- run/part.py", "+++ now/part.py"]
     in_place = slurm_paceline("show", str(folders[1].path), "--diff", cwd=home)
     assert in_place.returncode == 1
     assert "runs, or ran, in place" in in_place.stderr
@@ -140,9 +141,9 @@ def test_relative_paths_of_a_queued_job(
     # From a folder of the project, with srun.
     assert read_lines(nested, 0) == ["read then then data beside", "beside the script True then"]
     assert (nested.work / "project/sub/out/0").read_text() == "from the first start"
-    changed = slurm_paceline("show", str(nested.path), "--stat", cwd=home, check=True)
+    changed = slurm_paceline("show", str(nested.path), "--diff", cwd=home, check=True)
     names = ["config.yaml", "configurator.py", "sub/config.yaml", "sub/configurator.py"]
-    assert changed.stdout == "".join(f"~ {name}  +1 -1\n" for name in names)
+    assert re.findall(r"^\+\+\+ now/(.*)", changed.stdout, re.MULTILINE) == names
 
     # A failed run keeps the files that its traceback names, and no links.
     assert cluster.wait(jobs[3], timeout=300) == "FAILED", diagnostics(failed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -106,9 +107,7 @@ def test_staged_on_two_nodes_cancelled_collected_and_used_again(
         ]
 
 
-def test_clean_on_a_node_spares_running_jobs(
-    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
-) -> None:
+def test_clean_on_a_node_spares_running_jobs(tmp_path: Path, cluster: Cluster) -> None:
     """One job was killed and left its folder; another still runs and has its own beside it."""
     live = cluster.submit("sleep 600", "--nodes=1", "--ntasks=1", "--cpus-per-task=1")
     cluster.wait(live, "RUNNING", timeout=TIMEOUT)
@@ -117,12 +116,13 @@ def test_clean_on_a_node_spares_running_jobs(
     for job in (live, "999999"):
         owner = Owner(run="r", job_start=f"{job}-0", node=0, host=node, job=job)
         make_run_folder(private / f"run-{job}", owner)
-    args = ("clean", "--node", node, "--folder", str(tmp_path))
-    shown = slurm_paceline(*args, check=True, timeout=TIMEOUT)
+    paceline = [sys.executable, "-m", "paceline", "clean", "--folder", str(tmp_path)]
+    args = ["srun", "--quiet", f"--nodelist={node}", "--ntasks=1", *paceline]
+    shown = cluster.run(args, timeout=TIMEOUT)
     assert "run-999999  (job 999999 is over)" in shown.stdout
     assert f"run-{live}" not in shown.stdout
     assert len(list(private.iterdir())) == 2
-    slurm_paceline(*args, "--yes", check=True, timeout=TIMEOUT)
+    cluster.run([*args, "--yes"], timeout=TIMEOUT)
     assert [path.name for path in private.iterdir()] == [f"run-{live}"]
 
 

@@ -95,8 +95,8 @@ def test_mistakes_on_the_command_line(tmp_path: Path, paceline: Paceline) -> Non
     (tmp_path / "folder").mkdir()
     (tmp_path / "broken.py").write_text("def (\x1b[31m")
     for name, message in {
-        "none.py": "There is no script",
-        "folder": "is a folder",
+        "none.py": "does not exist",
+        "folder": "is a directory",
         "broken.py": "not valid",
     }.items():
         done = paceline("adopt", "--write", name)

@@ -44,7 +44,7 @@ def test_what_is_wrong_is_followed_by_evidence_and_what_to_do(
         "✗ hang        Rank 3 is stuck.",
         "              - rank 3 is at [train.py:3]",
         "              Fix: Look there.",
-        '              More in the documentation: X, "It hangs"',
+        "              More in the documentation: docs/x.md#it-hangs",
     ]
 
 
@@ -56,7 +56,7 @@ def test_further_lines_are_in_the_column_of_the_first(capsys: pytest.CaptureFixt
         "✗ error       NonFinite: nan",
         "              at step 7",
         "              - rank 1: no",
-        "                space",
+        "              space",
         "              Fix: Stop.",
     ]
 
@@ -85,7 +85,7 @@ def test_fitness_of_a_local_run_or_of_none(paceline: Callable[..., Any]) -> None
     assert "you passed no run" in paceline("doctor", "--fitness").stdout
     assert "you passed no run" not in paceline("doctor").stdout
     (found,) = measure_nodes(SimpleNamespace(status="running", job=None))  # type: ignore[arg-type]
-    assert "not started by Slurm" in found.text
+    assert "your own running Slurm jobs" in found.text
     assert "paceline run --fitness" in found.hint
 
 

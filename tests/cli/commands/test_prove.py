@@ -40,7 +40,7 @@ def test_a_proof_of_a_plain_script(
     )
     assert done.returncode == 0, done.stderr
     assert "The training is the same" in done.stdout
-    assert "run 2 of 2: 2 ranks" in done.stderr, "a plain script is not interrupted"
+    assert "run 2: 2 ranks" in done.stderr, "a plain script is not interrupted"
     (folder,) = (scratch / tmp_path.name / "proofs").iterdir()
     found = json.loads((folder / "proof.json").read_text())
     assert found["holds"]

@@ -72,10 +72,9 @@ def test_flags_choose_the_rows(runs: Path, capsys: pytest.CaptureFixture[str]) -
     assert listed(capsys, "--state", "failed") == [two]
     assert listed(capsys, "--state", "failed", "--state", "missing") == ["digits", two]
     assert listed(capsys, "--state", "done", "--project", "p", "-n", "1") == ["digits"]
-    assert listed(capsys, "--sweep", "digits") == ["digits-0", "digits-1", "digits-2", "digits-3"]
     assert listed(capsys, "--live") == []
-    with pytest.raises(UsageError, match="no sweep 'other'"):
-        cli.dispatch(["ps", "--sweep", "other"])
+    with pytest.raises(UsageError, match="Unknown --state 'over'"):
+        cli.dispatch(["ps", "--state", "over"])
 
 
 def test_json_has_every_field_of_every_row(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,10 +91,6 @@ def test_json_has_every_field_of_every_row(runs: Path, capsys: pytest.CaptureFix
         1.0,
         2,
     )
-    cli.dispatch(["ps", "--json", "--sweep", "digits"])
-    trials = json.loads(capsys.readouterr().out)["runs"]
-    assert [row["trial"] for row in trials] == [0, 1, 2, 3]
-    assert trials[0]["point"] == {"lr": 0.1}
 
 
 def test_json_without_runs_is_an_empty_list(
@@ -169,28 +164,3 @@ def test_an_unknown_state_is_an_error_that_names_the_states(runs: Path) -> None:
     assert "queued" in error.value.hint
     # there is no such run, but there may be
     assert cli.dispatch(["ps", "--state", "out of memory"]) == 0
-
-
-def test_trials_have_columns_of_their_parameters(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    points = [{"lr": 10.0**-n, "kind": "wide", "[red]": "\x1b[2J"} for n in range(3)]
-    sweep = make_sweep(scratch / "p" / "e" / "digits", grid(points))
-    for number in range(2):
-        end(sweep, number, value=1.0)
-    with monkeypatch.context() as patch:
-        patch.setenv("PACELINE_SCRATCH", str(scratch))
-        assert cli.dispatch(["ps", "--sweep", "digits"]) == 0
-    out = capsys.readouterr().out
-    titles, *rows = out.splitlines()
-    assert [word for word in titles.split() if word.islower() or "[" in word] == [
-        "lr",
-        "kind",
-        "[red]",
-    ]
-    assert "PROGRAM" not in titles
-    assert [row.split()[0] for row in rows] == ["digits-0", "digits-1"]
-    assert " 1 " in rows[0]
-    assert " 0.1 " in rows[1]
-    assert all(" wide " in row for row in rows)
-    assert "\x1b" not in out

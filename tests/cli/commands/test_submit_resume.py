@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -311,19 +310,13 @@ def test_a_slurm_run_is_not_trained_on_a_login_node_by_accident(
     with monkeypatch.context() as patch:
         patch.setenv("PATH", str(login.bin))
         patch.delenv("SLURM_JOB_ID", raising=False)
-        assert cli_run._has_consent(folder)  # a local run
+        cli_run.require_place(folder)  # a local run
         folder.job.write_text("11\n")
         with pytest.raises(UsageError, match=r"submitted to Slurm \(job 11\)") as refused:
-            cli_run._has_consent(folder)
+            cli_run.require_place(folder)
         assert "paceline submit --resume run-1" in refused.value.hint
-        answers = iter([True, False])
-        for name in ("stdin", "stderr"):
-            patch.setattr(getattr(sys, name), "isatty", lambda: True)
-        patch.setattr("typer.confirm", lambda *_, **__: next(answers))
-        assert cli_run._has_consent(folder)
-        assert not cli_run._has_consent(folder)
         patch.setenv("SLURM_JOB_ID", "5")  # inside an allocation
-        assert cli_run._has_consent(folder)
+        cli_run.require_place(folder)
 
 
 def test_after_a_run_that_is_over(login: Login) -> None:

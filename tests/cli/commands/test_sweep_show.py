@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
 import math
 import random
@@ -18,7 +17,6 @@ import pytest
 from paceline.cli.commands import sweep_show
 from paceline.contract.sweep_folder import SweepFolder
 from paceline.spec.shell_text import meant_for
-from paceline.sweep import results
 from paceline.sweep.report import describe_trials, importances, make_figures
 from paceline.sweep.results import read_sweep
 from paceline.sweep.rows import best_first, rows
@@ -72,7 +70,7 @@ def test_the_table(searched: SweepFolder, paceline: Callable[..., Completed]) ->
     assert shown == [trial.number for trial in done[:5]]
     assert "52 done · 3 failed · 5 missing of 60" in completed.stdout
     assert "trial 7, 27, 47: RuntimeError: <b>out of memory</b>" in completed.stdout
-    assert "again: paceline sweep --local --resubmit failed digits" in completed.stdout
+    assert "again: paceline sweep --resubmit failed digits" in completed.stdout
     assert "… and 55 more" in completed.stdout
 
 
@@ -132,14 +130,6 @@ def test_the_report_has_the_settings_of_the_scripts(tmp_path: Path) -> None:
         {"model.width": 9},
         {"model.width": None},
     ]
-
-
-def test_the_bar_tells_without_colours_what_is_still_to_do(scratch: Path) -> None:
-    folder = make_sweep(scratch / "project" / "default" / "half", grid([{"lr": 0.1}, {"lr": 0.2}]))
-    end(folder, 0, value=0.5)
-    sweep = read_sweep(folder)
-    sweep.trials[1] = dataclasses.replace(sweep.trials[1], state="pending")
-    assert sweep_show._bar(sweep).plain.splitlines()[0] == "█" * 30 + "░" * 30
 
 
 def test_dots_have_the_numbers_of_their_trials(scratch: Path) -> None:
@@ -246,27 +236,6 @@ def test_equal_values_and_a_parameter_that_never_varies(tmp_path: Path) -> None:
     assert "NaN" not in json.dumps(answer)
 
 
-def test_watching_ends_with_the_last_trial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = make_sweep(
-        tmp_path / "scratch" / "project" / "default" / "two", grid([{"lr": 0.1}, {"lr": 0.2}])
-    )
-    slept = []
-
-    def sleep(seconds: float) -> None:
-        end(folder, len(slept), value=0.5)  # a trial ends between two updates
-        slept.append(seconds)
-
-    with monkeypatch.context() as patch:
-        patch.setenv("PACELINE_SCRATCH", str(tmp_path / "scratch"))
-        patch.setattr(sweep_show.time, "sleep", sleep)
-        patch.setattr(results, "is_starting", lambda _: True)
-        assert sweep_show.command("two", watch=True) == 0
-    assert len(slept) == 2
-    assert "2 done of 2" in capsys.readouterr().out
-
-
 COUNTING = """
 import sys
 from pathlib import Path
@@ -308,12 +277,11 @@ def test_trials_of_slurm_are_not_run_again_on_a_login_node(scratch: Path) -> Non
         return str(sweep_show._failures(read_sweep(folder))[-1])
 
     assert hint() == "run again: paceline sweep --resubmit missing digits"
-    folder.submission(1).mkdir(parents=True)
-    (folder.submission(1) / "run.json").write_text('{"backend": "local"}', encoding="utf-8")
-    assert hint() == "run again: paceline sweep --local --resubmit missing digits"
-    folder.submission(10).mkdir()
-    (folder.submission(10) / "run.json").write_text('{"backend": "slurm"}', encoding="utf-8")
-    assert hint() == "run again: paceline sweep --resubmit missing digits"
-    (folder.submission(10) / "run.json").unlink()
+    for number, backend in ((1, "local"), (10, "slurm")):
+        folder.submission(number).mkdir(parents=True)
+        text = json.dumps({"backend": backend})
+        (folder.submission(number) / "run.json").write_text(text, encoding="utf-8")
+        local = "--local " if backend == "local" else ""
+        assert hint() == f"run again: paceline sweep {local}--resubmit missing digits"
     with meant_for("alps"):
         assert hint() == "run again: paceline sweep --resubmit missing digits --on alps"

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from paceline import cli
-from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import RunFolder
-from paceline.launch.launch_spec import launch_spec_text
 
 TRAINER = "from transformers import Trainer\nTrainer(model).train(resume_from_checkpoint=newest)\n"
 LIGHTNING = "import lightning\nlightning.Trainer().fit(model)\n"
@@ -71,29 +67,6 @@ def test_a_dry_run_shows_it(
             assert title not in printed.out
         else:
             assert expected in printed.out.partition(title)[2]
-
-
-def test_show_says_what_the_ranks_use(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The framework that they import may not be in the script's text."""
-    folder = RunFolder(here / "scratch" / "project" / "default" / "20260101-120000-1a2b")
-    folder.events.mkdir(parents=True)
-    folder.run_json.write_text(
-        json.dumps({"run_id": folder.path.name, "nodes": 1, "nproc": 2, "host": "here"})
-    )
-    event = {"event": "framework", "time": 1.0, "attempt": 1, "name": "Lightning Trainer"}
-    for settings, expected in (
-        ({}, "SIGTERM (preset of the Lightning Trainer); exit code 0 or 75"),
-        ({"stop_signal": "SIGHUP", "saved_exit_code": 3}, "SIGHUP (set); exit code 3 or 75"),
-    ):
-        spec = LaunchSpec(run_id=folder.path.name, program="train.py", args=[], **settings)  # type: ignore[arg-type]
-        folder.launch_spec.write_text(launch_spec_text(spec))
-        (folder.events / "agent-0.jsonl").write_text(json.dumps(event) + "\n")
-        with pytest.raises(SystemExit):
-            cli.main(["show", folder.path.name])
-        assert (
-            f"stop       {expected} means that it has saved and can be resumed"
-            in capsys.readouterr().out
-        )
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,10 @@ import signal
 import socket
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from paceline.cli.commands.env import _file_and_table
 from paceline.contract.env import ON_CLUSTER
 from paceline.errors import ClusterError, EnvironmentProblem, SpecError
 from paceline.launch.environment.build import BuildProgress
@@ -94,10 +92,6 @@ def test_built_once_and_used_by_runs(tmp_path: Path, scratch: Path, paceline: Pa
     write_wheel(home / "wheels", "tiny", needs="other")  # the same name, another content
     changed = paceline(*args, cwd=home)
     assert "or its inputs have changed since" in changed.stderr
-    removed = paceline("env", "remove", key, cwd=home, check=True)
-    assert "nothing was removed" in removed.stderr
-    paceline("env", "remove", key, "--yes", cwd=home, check=True)
-    assert entries(store) == []
 
 
 def test_a_failing_build_leaves_nothing_and_prints_the_error(
@@ -126,7 +120,7 @@ def test_paths_are_relative_to_the_current_folder(tmp_path: Path, paceline: Pace
     assert " of p: requirements.txt\n" in done.stdout
 
 
-def test_leftovers_of_a_killed_builder_can_be_removed(
+def test_leftovers_of_a_killed_builder_are_listed_as_such(
     tmp_path: Path, scratch: Path, paceline: Paceline
 ) -> None:
     home = project(tmp_path / "project", "rich\n", config=PROJECT)
@@ -137,16 +131,10 @@ def test_leftovers_of_a_killed_builder_can_be_removed(
     (Path(f"{target}{LOCK}") / f"process-{socket.gethostname()}-{killed.pid}").touch()
     try:
         assert " is building it" in paceline("env", "list", cwd=home, check=True).stdout
-        assert (
-            "is being built by process-"
-            in paceline("env", "remove", "--yes", target.name, cwd=home).stderr
-        )
     finally:
         killed.kill()
         killed.wait()
     assert "not complete" in paceline("env", "list", cwd=home, check=True).stdout
-    paceline("env", "remove", "--yes", target.name, cwd=home, check=True)
-    assert not target.exists()
 
 
 def test_build_explains_other_kinds(tmp_path: Path, paceline: Paceline) -> None:
@@ -398,24 +386,6 @@ def test_a_node_without_internet_is_told_from_other_failures(
     with pytest.raises(EnvironmentProblem) as raised:
         watch.check_result(is_shown=True)
     assert raised.value.message == "Job 7 failed: nothing was built."
-
-
-def test_settings_for_a_cluster_go_into_its_profile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = job_in(tmp_path, "")
-    assert _file_and_table(job) == "paceline.toml:\n\n[environment]"
-    assert (
-        _file_and_table(replace(job, profile="alps"))
-        == "paceline.toml:\n\n[profiles.alps.environment]"
-    )
-    with monkeypatch.context() as patch:
-        patch.setenv(ON_CLUSTER, "alps.x")
-        job = replace(job, file=tmp_path / "pyproject.toml")
-        assert (
-            _file_and_table(job)
-            == 'pyproject.toml:\n\n[tool.paceline.profiles."alps.x".environment]'
-        )
 
 
 # -- images ---------------------------------------------------------------------------------------------

@@ -153,7 +153,7 @@ def test_the_best_checkpoint(paceline: Callable[..., Any], scratch: Path, tmp_pa
     shutil.rmtree(run / "checkpoints/step-00000004")
     absent = paceline("export", str(run), "--best")
     assert absent.returncode == 1
-    assert "has a metric value, so there is no best one" in absent.stderr
+    assert "There is no best checkpoint" in absent.stderr
 
 
 def test_the_best_by_the_metric_and_direction_of_the_newest_score(tmp_path: Path) -> None:

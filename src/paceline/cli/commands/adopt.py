@@ -8,22 +8,25 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from paceline.cli import console
-from paceline.errors import EnvironmentProblem, UsageError
-
-if TYPE_CHECKING:
-    from paceline.tools.adopt.script_changes import Advice
-    from paceline.tools.adopt.source_edits import Source
+from paceline.contract.files import open_output
+from paceline.errors import UsageError
+from paceline.launch.machine import usable_gpus
+from paceline.tools.adopt.script_changes import Advice, advise, broken_help
+from paceline.tools.adopt.source_edits import Source, read_source
 
 MAX_LINES = 8  # that are listed for a reason
 
 
 def command(
-    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="Your training script.")],
+    script: Annotated[
+        Path,
+        typer.Argument(metavar="SCRIPT", help="Your training script.", exists=True, dir_okay=False),
+    ],
     *,
     write: Annotated[
         bool,
@@ -43,18 +46,6 @@ def command(
       paceline inspect data train.py     then: see which samples each rank gets
       paceline prove train.py            then: check that two ranks train like one
     """
-    from paceline.tools.adopt.script_changes import advise, broken_help
-    from paceline.tools.adopt.source_edits import read_source
-
-    if script.is_dir():
-        raise UsageError(
-            f"{script} is a folder, not a script.",
-            hint=f"Name a file in it, e.g. {script / 'train.py'}.",
-        )
-    if not script.is_file():
-        raise UsageError(
-            f"There is no script {str(script)!r}.", hint="Name yours: paceline adopt train.py"
-        )
     source = read_source(script)
     advice = advise(source)
     _show(source, advice)
@@ -73,20 +64,13 @@ def command(
         print(f"to apply it: paceline adopt --write {console.printable(shlex.quote(str(script)))}")
     if advice.next_steps:
         print("then check it:" if advice.edits else "to try it:")
-    for step in _fitting(advice.next_steps):
-        print(f"  {console.printable(step)}")
+    two_ranks = "paceline run --nproc 2"
+    if any(step.startswith("paceline prove") for step in advice.next_steps):
+        # a script with the runtime can try two ranks on the CPU, if they would share a GPU
+        two_ranks = two_ranks if usable_gpus(os.environ) > 1 else "paceline run --cpu --nproc 2"
+    for step in advice.next_steps:
+        print(f"  {console.printable(step.replace('paceline run --nproc 2', two_ranks, 1))}")
     return 1 if write and any(remark.must for remark in advice.remarks) else 0
-
-
-def _fitting(steps: list[str]) -> list[str]:
-    """Let a script with the runtime try two ranks on the CPU, if they would share a GPU."""
-    from paceline.launch.machine import usable_gpus
-
-    if not any(step.startswith("paceline prove") for step in steps) or usable_gpus(os.environ) > 1:
-        return steps
-    return [
-        step.replace("paceline run --nproc 2", "paceline run --cpu --nproc 2", 1) for step in steps
-    ]
 
 
 def _show(source: Source, advice: Advice) -> None:
@@ -124,18 +108,10 @@ def _write(script: Path, content: bytes) -> Path:
             f"{script} is read-only, so it stays as it is.",
             hint=f"chmod u+w {shlex.quote(str(script))}",
         )
-    numbers = ["", *(f".{number}" for number in range(2, 1000))]
-    kept = next(
-        path
-        for path in (Path(f"{target}.orig{each}") for each in numbers)
-        if not os.path.lexists(path)
-    )
+    suffixes = ("", *(f".{number}" for number in range(2, 1000)))
+    names = (Path(f"{target}.orig{each}") for each in suffixes)
+    kept = next(path for path in names if not os.path.lexists(path))
     shutil.copy2(target, kept)
-    try:
-        target.write_bytes(content)
-    except OSError as problem:  # a full disk
-        os.replace(kept, target)
-        raise EnvironmentProblem(
-            f"Cannot write {script}: {problem.strerror}.", hint="It is as it was."
-        ) from None
+    with open_output(target) as file:
+        file.write(content)
     return kept

@@ -6,28 +6,36 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from paceline.cli import console, typer_options
-from paceline.cli.console import print_json
+from paceline.contract.fitness import Measurement, judge
+from paceline.contract.hostlist import expand
+from paceline.contract.run_folder import RunFolder
+from paceline.contract.stacks import NodeAnswer
+from paceline.contract.verdict import DONE, STOPPED
 from paceline.errors import PacelineError
+from paceline.launch import probes
+from paceline.launch.checks.machine import inspect_machine, inspect_site, inspect_slurm
+from paceline.launch.checks.quota import check_quota
+from paceline.launch.resume import read_launch_spec
 from paceline.launch.run_folder import find_run, resolve_scratch
+from paceline.launch.secrets import inspect_secrets
+from paceline.launch.slurm_job import SlurmJob
+from paceline.spec.file_owner import is_own_folder
 from paceline.spec.findings import GOOD, NOTE, PROBLEM, WARNING, Finding, worst
 from paceline.spec.job import Program
 from paceline.spec.option import LAUNCH, PROJECT, RESOURCES
-
-if TYPE_CHECKING:
-    from paceline.contract.fitness import Measurement
-    from paceline.contract.launch_spec import LaunchSpec
-    from paceline.contract.run_folder import RunFolder
-    from paceline.contract.stacks import NodeAnswer
-    from paceline.watch.records import Record
+from paceline.watch.diagnosis.diagnosis import diagnose
+from paceline.watch.diagnosis.evidence import read_evidence
+from paceline.watch.diagnosis.pace import describe, find_slow_ranks
+from paceline.watch.diagnosis.resources import compare_versions
+from paceline.watch.records import Record, read_record
 
 MARKS = {GOOD: ("✓", "good"), NOTE: ("·", "dim"), WARNING: ("!", "yellow"), PROBLEM: ("✗", "bad")}
 INDENT = " " * 14
-OTHER_NODES = "For other nodes: run `paceline doctor` inside an allocation (paceline shell), or submit with --fitness."
 
 
 def names_a_run(name: str) -> bool:
@@ -37,13 +45,7 @@ def names_a_run(name: str) -> bool:
 
 def is_about_run(args: Sequence[str] | None, *, is_job: bool, is_module: bool) -> bool:
     """Return whether the arguments name a run, rather than a script with its arguments."""
-    return (
-        args is not None
-        and len(args) == 1
-        and not is_job
-        and not is_module
-        and names_a_run(args[0])
-    )
+    return bool(args and len(args) == 1 and not is_job and not is_module and names_a_run(args[0]))
 
 
 @typer_options.takes_settings(
@@ -82,48 +84,24 @@ def command(
         folder = find_run(args[0], resolve_scratch(job, os.environ))
         return report(diagnose_run(folder, fitness=job.launch.fitness), as_json=as_json)
     if is_job or args:
-        from paceline.launch.slurm_job import SlurmJob
-
         cwd = Path.cwd()
         job = settings.load(settings.find_program(args, is_module=module, cwd=cwd), cwd=cwd)
         return report(SlurmJob(job).findings(), as_json=as_json)
-    from paceline.launch.checks.machine import inspect_machine, inspect_site, inspect_slurm
-    from paceline.launch.secrets import inspect_secrets
-
     job = settings.load(Program(""))
-    machine = inspect_machine(os.environ, resolve_scratch(job, os.environ))
-    allocation = inspect_allocation() if "SLURM_JOB_ID" in os.environ else []
-    if not allocation and any(flag.key == "launch.fitness" for flag in settings.flags):
-        hint = f"Pass a run that is running on Slurm: paceline doctor --fitness RUN. {OTHER_NODES}"
-        allocation = [
-            Finding("fitness", WARNING, "--fitness measured nothing: you passed no run.", hint)
-        ]
-    return report(
-        [
-            *machine,
-            *allocation,
-            inspect_secrets(job, os.environ),
-            *inspect_site(os.environ),
-            *inspect_slurm(),
-        ],
-        as_json=as_json,
-    )
+    found = inspect_machine(os.environ, resolve_scratch(job, os.environ))
+    if "SLURM_JOB_ID" in os.environ:
+        found += inspect_allocation()
+    elif any(flag.key == "launch.fitness" for flag in settings.flags):
+        found.append(_not_measured("you passed no run", "Pass a run that is running on Slurm."))
+    found.append(inspect_secrets(job, os.environ))
+    return report([*found, *inspect_site(os.environ), *inspect_slurm()], as_json=as_json)
 
 
 def diagnose_run(folder: RunFolder, *, fitness: bool = False) -> list[Finding]:
-    from paceline.contract.verdict import DONE, STOPPED
-    from paceline.launch.checks.quota import check_quota
-    from paceline.watch.diagnosis.diagnosis import diagnose
-    from paceline.watch.diagnosis.evidence import read_evidence
-    from paceline.watch.diagnosis.pace import find_slow_ranks
-    from paceline.watch.records import read_record
-
     record = read_record(folder)
     is_well = not record.is_over or record.status in (DONE, STOPPED)
     run = Finding("run", GOOD if is_well else NOTE, f"{record.folder.key} {record.status_phrase}")
-    stacks = record.status == "running" and bool(find_slow_ranks(read_evidence(record)))
-    answers = ask_nodes(record, stacks=stacks)
-    found = diagnose(read_evidence(record, answers, check_quota(folder.path)))
+    found = diagnose(read_evidence(record, ask_nodes(record), check_quota(folder.path)))
     if fitness:
         found = [*(each for each in found if each.about != "fitness"), *measure_nodes(record)]
         found.sort(key=lambda each: [PROBLEM, WARNING, NOTE, GOOD].index(each.level))
@@ -132,115 +110,71 @@ def diagnose_run(folder: RunFolder, *, fitness: bool = False) -> list[Finding]:
     return [run, *found]
 
 
-def ask_nodes(record: Record, *, stacks: bool) -> list[NodeAnswer]:
+def ask_nodes(record: Record) -> list[NodeAnswer]:
     """Ask the nodes of a live run of this user's where its ranks are. If that fails, the run folder
     has to do.
     """
-    from paceline.contract.hostlist import expand
-    from paceline.contract.stacks import NodeAnswer
-    from paceline.launch.probes import ask_run
-    from paceline.spec.file_owner import is_own_folder
-
     if record.status != "running" or not is_own_folder(record.folder.path):
         return []
     nodes = record.state.nodes if record.state else ""
+    stacks = bool(find_slow_ranks(read_evidence(record)))
     try:
         spec = read_launch_spec(record.folder)
-        return ask_run(record.folder, spec, record.job, expand(nodes), stacks=stacks)
+        return probes.ask_run(record.folder, spec, record.job, expand(nodes), stacks=stacks)
     except (OSError, ValueError, PacelineError) as error:
         return [NodeAnswer(nodes, problem=str(error).partition("\n")[0])]
 
 
 def measure_nodes(record: Record) -> list[Finding]:
     """Measure the GPUs, cores and links of a live run's nodes."""
-    from paceline.launch.probes import measure_run
-    from paceline.spec.file_owner import is_own_folder
-
-    if record.status == "running" and record.job is None:
-        text = (
-            "This run was not started by Slurm. Its machine can be measured only before it starts."
-        )
-        hint = "Start it with the check: paceline run --fitness."
-        return [Finding("fitness", WARNING, text, hint)]
     if record.status != "running" or record.job is None or not is_own_folder(record.folder.path):
-        text = "Paceline can measure only the nodes of your own running jobs."
-        return [Finding("fitness", WARNING, text, OTHER_NODES)]
+        why = "only the nodes of your own running Slurm jobs can be measured"
+        return [_not_measured(why, "Start a run here with the check: paceline run --fitness.")]
     spec = read_launch_spec(record.folder)
-    return describe_speed(*measure_run(record.folder, spec, job=record.job))
-
-
-def read_launch_spec(folder: RunFolder) -> LaunchSpec:
-    from paceline.contract.launch_spec import LaunchSpec
-
-    return LaunchSpec.from_json(folder.launch_spec.read_text(encoding="utf-8"))
+    return describe_speed(*probes.measure_run(record.folder, spec, job=record.job))
 
 
 def inspect_allocation() -> list[Finding]:
     """Compare and measure the nodes of the allocation around this command."""
-    from paceline.launch.probes import ask_allocation, measure_allocation
-    from paceline.watch.diagnosis.resources import compare_versions
-
-    answers, problem = ask_allocation(os.environ)
+    answers, problem = probes.ask_allocation(os.environ)
     if not answers:
         hint = "Check that `srun --overlap hostname` works in this allocation."
         return [Finding("nodes", WARNING, f"The nodes are not responding: {problem}.", hint)]
     nodes = {str(each.get("host", "?")): each for each in answers}
-    listed = []
-    for host, node in sorted(nodes.items()):
-        known = (node.get("interfaces") or {}).items()
-        own = ", ".join(f"{name} {address}" for name, address in known if name != "lo")
-        listed.append(f"{host}: {own}")
+    listed = [
+        f"{host}: {', '.join(name for name in node.get('interfaces') or () if name != 'lo')}"
+        for host, node in sorted(nodes.items())
+    ]
     return [
         Finding("nodes", GOOD, "; ".join(listed)),
         *compare_versions(nodes),
-        *describe_speed(*measure_allocation(os.environ)),
+        *describe_speed(*probes.measure_allocation(os.environ)),
     ]
 
 
 def describe_speed(measured: Sequence[Measurement], problem: str) -> list[Finding]:
-    from paceline.contract.fitness import judge
-    from paceline.watch.diagnosis.pace import describe
-
     if measured:
         return describe(measured, judge(measured))
-    text = f"The nodes could not be measured: {problem or 'no answer'}."
-    return [Finding("fitness", WARNING, text, "The job's Python needs torch for this.")]
+    return [_not_measured(problem or "no answer", "The job's Python needs torch for this.")]
+
+
+def _not_measured(why: str, hint: str) -> Finding:
+    return Finding("fitness", WARNING, f"The nodes were not measured: {why}.", hint)
 
 
 def report(findings: Sequence[Finding], *, as_json: bool = False) -> int:
-    """Print the findings; return 1 if one is a problem."""
-    if as_json:
-        print_json(findings=[dataclasses.asdict(each) for each in findings])
-    else:
-        draw(findings)
-    return 1 if worst(findings) == PROBLEM else 0
-
-
-def draw(findings: Sequence[Finding]) -> None:
-    """Print a line per finding; below it the evidence, what to do, and where to read more."""
+    """Print a line per finding; below it the evidence, what to do, and where to read more. Return 1
+    if one is a problem.
+    """
     out = console.console()
-    for finding in findings:
+    if as_json:
+        console.print_json(findings=[dataclasses.asdict(each) for each in findings])
+    for finding in findings if not as_json else ():
         mark, colour = MARKS[finding.level]
         out.print(f"[{colour}]{mark}[/] [dim]{console.cell(finding.about):<11}[/] ", end="")
         hint = f"Fix: {finding.hint}" if finding.evidence and finding.hint else finding.hint
-        below = [f"- {_indented(fact, '  ')}" for fact in finding.evidence]
-        below += [_indented(hint)] if hint else []
-        below += [where_to_read(finding.docs)] if finding.docs else []
-        text = "\n".join([_indented(finding.text), *(f"{INDENT}{each}" for each in below)])
-        out.print(text, markup=False, soft_wrap=True)
-
-
-def where_to_read(docs: str) -> str:
-    """Return the page and the section of the documentation as words: an installed Paceline has no
-    files of it.
-    """
-    page, _, section = docs.partition("#")
-    title = page.rpartition("/")[2].removesuffix(".md").replace("-", " ").capitalize()
-    heading = section.replace("nccls", "NCCL's").replace("gpus", "GPUs").replace("-", " ")
-    return f'More in the documentation: {title}, "{heading[:1].upper()}{heading[1:]}"'
-
-
-def _indented(text: str, more: str = "") -> str:
-    """Return a text whose further lines begin below its first one."""
-    first, *rest = console.printable(text).splitlines() or [""]
-    return "\n".join([first, *(f"{INDENT}{more}{line.strip()}" for line in rest)])
+        docs = f"More in the documentation: {finding.docs}" if finding.docs else ""
+        parts = [finding.text, *(f"- {fact}" for fact in finding.evidence), hint, docs]
+        lines = (line.strip() for part in parts for line in console.printable(part).splitlines())
+        out.print(f"\n{INDENT}".join(filter(None, lines)), markup=False, soft_wrap=True)
+    return 1 if worst(findings) == PROBLEM else 0

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from paceline.cli import console, typer_options
 from paceline.cli.commands.doctor import report
 from paceline.cli.parser import GroupedCommand
+from paceline.contract.sample_records import LoaderFacts
+from paceline.launch.machine import current_folder
+from paceline.spec.findings import PROBLEM, worst
 from paceline.spec.option import LAUNCH, TRAINING
 from paceline.spec.typed_flags import Flag
-
-if TYPE_CHECKING:
-    from paceline.contract.sample_records import LoaderFacts
-    from paceline.tools.inspect.samples import Samples
+from paceline.tools.inspect.recorded_run import Request, overrides, record
+from paceline.tools.inspect.sample_checks import check_samples
+from paceline.tools.inspect.samples import Samples
 
 app = typer.Typer(
     add_completion=False,
@@ -76,10 +78,6 @@ def data(
       paceline inspect data --nproc 4 train.py       four ranks; arguments of the script follow it
       paceline inspect data --limit 100 stream.py    the first 100 steps of each epoch
     """
-    from paceline.launch.machine import current_folder
-    from paceline.tools.inspect.recorded_run import Request, overrides, record
-    from paceline.tools.inspect.sample_checks import check_samples
-
     cwd = current_folder()
     program = settings.find_program(args, is_module=module, cwd=cwd, command="inspect data")
     request = Request(program, epochs, limit)
@@ -94,8 +92,8 @@ def data(
     findings = check_samples(samples)
     if as_json:
         ranks = [{**asdict(rank), "ended": sorted(rank.ended)} for rank in samples.ranks]
-        print(json.dumps({"ranks": ranks, "findings": [asdict(finding) for finding in findings]}))
-        return int(any(finding.level == "problem" for finding in findings))
+        console.print_json(ranks=ranks, findings=[asdict(finding) for finding in findings])
+        return int(worst(findings) == PROBLEM)
     _print_samples(samples, steps)
     return report(findings)
 
@@ -108,25 +106,19 @@ def _describe(facts: LoaderFacts) -> str:
 
 
 def _print_samples(samples: Samples, steps: int) -> None:
-    from rich.table import Table
-
     facts, out = samples.facts, console.console()
     workers = f", {facts.num_workers} workers each" if facts.num_workers else ""
     out.print(f"{_describe(facts)}, {facts.world_size} ranks{workers}", markup=False)
     for other in samples.others:
         out.print(f"not checked: {_describe(other)}", markup=False)
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("step", "rank", "worker"):
-        table.add_column(column, justify="right")
+    table = Table("step", "rank", "worker", box=None, pad_edge=False, header_style="dim")
     table.add_column("samples", overflow="ellipsis", no_wrap=True)
-    previous = None
-    for rank, batch_ in samples.epochs[0].batches():
-        if batch_.step >= steps:
+    for rank, batch in samples.epochs[0].batches():
+        if batch.step >= steps:
             break
-        place = f"{batch_.step}.{batch_.micro}" if facts.accumulate > 1 else str(batch_.step)
-        shown = " ".join(console.cell(key) for key in batch_.keys[:SHOWN_KEYS])
-        more = f" … ({len(batch_.keys)})" if len(batch_.keys) > SHOWN_KEYS else ""
-        worker = "-" if batch_.worker is None else str(batch_.worker)
-        table.add_row("" if place == previous else place, str(rank), worker, shown + more)
-        previous = place
+        step = f"{batch.step}.{batch.micro}" if facts.accumulate > 1 else str(batch.step)
+        shown = " ".join(console.cell(key) for key in batch.keys[:SHOWN_KEYS])
+        more = f" … ({len(batch.keys)})" if len(batch.keys) > SHOWN_KEYS else ""
+        worker = "-" if batch.worker is None else str(batch.worker)
+        table.add_row(step, str(rank), worker, shown + more)
     out.print(table)

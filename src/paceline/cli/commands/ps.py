@@ -4,35 +4,43 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from paceline.cli import cluster_views, console, runs, typer_options
-from paceline.cli.console import print_json
 from paceline.cli.tables import Column, fit, print_columns
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import SweepFolder
 from paceline.errors import UsageError
+from paceline.spec.clusters import suggest_clusters
 from paceline.spec.quantities import brief_seconds, show_seconds
 from paceline.spec.run_path import list_runs_and_sweeps
 from paceline.spec.shell_text import to_type
-from paceline.sweep.overview import SweepOverview, read_sweep_overview, started_trials
-from paceline.sweep.results import PENDING, STATES, find_sweep, read_sweep
-from paceline.sweep.rows import to_label
+from paceline.sweep.overview import SweepOverview, read_sweep_overview
+from paceline.sweep.results import STATES
 from paceline.watch import origin
 from paceline.watch.latest import short_number
 from paceline.watch.overview import Overview, read_rows
 from paceline.watch.run_status import OVER, STATUSES
 
-forwarded = cluster_views.forwarded  # with --on
-
-
 Row = Overview | SweepOverview
-Points = Mapping[str, Mapping[str, Any]]  # the path of each trial -> its parameters
+
+COLOURS = {
+    "done": "good",
+    "failed": "bad",
+    "lost": "bad",
+    "missing": "bad",
+    "running": "name",
+    "queued": "dim",
+    "cancelled": "dim",
+    "stopped": "warn",
+}
+RUN_ID = re.compile(r"\d{8}-(\d{6}-\w+)", re.ASCII)
+
+forwarded = cluster_views.forwarded  # with --on
 
 
 def command(
@@ -52,10 +60,6 @@ def command(
             help="Show only those in this state, e.g. failed; repeatable.",
         ),
     ] = None,
-    sweep: Annotated[
-        str | None,
-        typer.Option("--sweep", metavar="NAME", help="Show the trials of a sweep as rows."),
-    ] = None,
     project: Annotated[
         str | None,
         typer.Option("--project", metavar="NAME", help="Show only runs of this project."),
@@ -68,30 +72,26 @@ def command(
     still too wide, ids appear without their date; commands accept these too. Piped output has all columns and full ids.
     """
     scratch = runs.scratch_here()
-    points: Points = {}
     selected = bool(live or state or project)
-    rows: Sequence[Row]
-    if sweep is not None:
-        (rows, points), older = _read_trials(sweep, scratch), 0
-    else:
-        rows, older = read_newest(scratch, None if every or selected else count)
+    rows, older = read_newest(scratch, None if every or selected else count)
     if selected:
         _check_states(state or (), rows)
         rows = [row for row in rows if _is_wanted(row, live=live, states=state, project=project)]
-    if not every and not json and sweep is None:
+    if not every and not json:
         rows, older = rows[:count], older + len(rows[count:])
     if json:
-        print_json(
+        console.print_json(
             scratch=str(scratch),
             time=origin.now(),
-            runs=[_row_json(row, points) for row in rows if isinstance(row, Overview)],
+            runs=[row.to_json() for row in rows if isinstance(row, Overview)],
             sweeps=[row.to_json() for row in rows if isinstance(row, SweepOverview)],
         )
         return 0
     if not rows:
-        _say_none(f"no {'such ' * selected}runs in {origin.place(scratch)}")
+        text = f"no {'such ' * selected}runs in {origin.place(scratch)}. {suggest_clusters()}"
+        console.say_note(text.removesuffix(". "))
         return 0
-    _print(rows, points)
+    _print(rows)
     if older:
         shown = to_type(f"ps{' --live' * live} -n {len(rows) + older}")
         console.say_note(f"{older} older run{'s' * (older > 1)}: {shown}")
@@ -101,28 +101,6 @@ def command(
     if unknown:
         console.say_note(f"the status of {len(unknown)} of these is unknown. {unknown[0].hint}")
     return 0
-
-
-def _say_none(text: str) -> None:
-    from paceline.spec.clusters import suggest_clusters
-
-    elsewhere = suggest_clusters()
-    console.say_note(f"{text}. {elsewhere}" if elsewhere else text)
-
-
-def _read_trials(name: str, scratch: Path) -> tuple[list[Row], Points]:
-    """Return the trials of a sweep that have started, and the parameters of each."""
-    found = read_sweep(find_sweep(name, scratch))
-    waiting = found.counts.get(PENDING, 0)
-    if waiting:
-        console.say_note(
-            f"{waiting} trial{'s' * (waiting > 1)} of {found.name} {'has' if waiting == 1 else 'have'} not started yet"
-        )
-    points = {
-        str(trial.folder.path): {key: trial.point.get(key) for key in found.keys}
-        for trial in found.trials
-    }
-    return list(read_rows(started_trials(found.folder))), points
 
 
 def _check_states(wanted: Iterable[str], rows: Iterable[Row]) -> None:
@@ -135,27 +113,21 @@ def _check_states(wanted: Iterable[str], rows: Iterable[Row]) -> None:
 
 
 def _is_wanted(row: Row, *, live: bool, states: list[str] | None, project: str | None) -> bool:
-    if project is not None and row.project != project:
-        return False
-    if live and row.is_over:
-        return False
     found = {row.status, *(row.counts if isinstance(row, SweepOverview) else ())}
-    return not states or not found.isdisjoint(states)
+    is_of_project = project is None or row.project == project
+    has_state = not states or not found.isdisjoint(states)
+    return is_of_project and has_state and not (live and row.is_over)
 
 
-def _print(rows: Sequence[Row], points: Points) -> None:
+def _print(rows: Sequence[Row]) -> None:
     out = console.console()
-    shown, dropped = fit(make_columns(rows, points), out.width)
+    shown, dropped = fit(make_columns(rows), out.width)
     if not all(column.optional for column in dropped):
-        shown, dropped = fit(make_columns(rows, points, short_ids=True), out.width)
+        shown, dropped = fit(make_columns(rows, short_ids=True), out.width)
     print_columns(out, shown, out.width)
     if dropped:
         names = ", ".join(column.title for column in dropped)
         out.print(f"hidden columns: {names} (show all: {to_type('ps')} | less -S)", style="dim")
-
-
-def _row_json(row: Overview, points: Points) -> dict[str, Any]:
-    return {**row.to_json(), "point": points[row.path]} if row.path in points else row.to_json()
 
 
 def read_newest(scratch: Path, limit: int | None) -> tuple[list[Row], int]:
@@ -174,35 +146,11 @@ def read_newest(scratch: Path, limit: int | None) -> tuple[list[Row], int]:
 
 def _began(sweep: SweepFolder) -> str:
     """Return when a sweep began, as the ids of runs tell it."""
-    try:
-        began = sweep.spec.stat().st_mtime
-    except OSError:
-        began = 0.0
-    return time.strftime("%Y%m%d-%H%M%S", time.localtime(began))
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(sweep.spec.stat().st_mtime))
 
 
-COLOURS = {
-    "done": "good",
-    "failed": "bad",
-    "lost": "bad",
-    "missing": "bad",
-    "running": "name",
-    "queued": "dim",
-    "cancelled": "dim",
-    "stopped": "warn",
-}
-
-NO_POINTS: Points = MappingProxyType({})
-_RUN_ID = re.compile(r"\d{8}-(\d{6}-\w+)", re.ASCII)
-
-
-def make_columns(
-    rows: Sequence[Overview | SweepOverview], points: Points = NO_POINTS, *, short_ids: bool = False
-) -> list[Column]:
-    """Return the columns of these rows. Trials of one sweep have columns of their parameters instead of the program.
-
-    Short ids leave out the date; commands accept them too.
-    """
+def make_columns(rows: Sequence[Row], *, short_ids: bool = False) -> list[Column]:
+    """Return the columns of these rows. Short ids leave out the date; commands accept them too."""
     columns = [
         Column("RUN"),
         Column("STATUS"),
@@ -215,114 +163,58 @@ def make_columns(
         Column("RATE", rank=8, optional=True),
         Column("GOODPUT", rank=9, optional=True),
         Column("AGE", rank=7, optional=True),
-        *(
-            _parameter_columns(rows, points)
-            or [Column("PROGRAM", rank=1, wraps_at=8, wraps_well_at=16, crops=True)]
-        ),
+        Column("PROGRAM", rank=1, wraps_at=8, wraps_well_at=16, crops=True),
         Column("WHERE / WHY", rank=5, wraps_at=16, wraps_well_at=18),
     ]
     # the same for all: an older run is older, whenever each was last heard of
     now = origin.now()
     for row in rows:
-        cells = (
-            _sweep_cells(row, now)
-            if isinstance(row, SweepOverview)
-            else _run_cells(row, points, now)
-        )
-        for column, text in zip(columns, cells, strict=True):
-            column.cells.append(text)
+        cells = _sweep_cells(row) if isinstance(row, SweepOverview) else _run_cells(row)
+        age = show_seconds(max(0.0, now - (row.created or now)))
+        cells |= {"STATUS": _status(row), "AGE": age}
+        for column in columns:
+            column.cells.append(cells.get(column.title, ""))
     if short_ids:
-        columns[0].cells[:] = _shorten(columns[0].cells)
+        ids = columns[0].cells
+        short = [RUN_ID.sub(r"\1", each) for each in ids]
+        if len({*short}) == len({*ids}):
+            columns[0].cells = short
     return columns
 
 
-def _shorten(ids: Sequence[str]) -> list[str]:
-    """Return ids of runs without the date, if that leaves them different."""
-    short = [found[1] if (found := _RUN_ID.fullmatch(each)) else each for each in ids]
-    return short if len({*short}) == len({*ids}) else list(ids)
+def _run_cells(row: Overview) -> dict[str, str]:
+    total = "" if row.total_steps is None else f"/{row.total_steps}"
+    has_rate = row.rate is not None and not row.is_over
+    return {
+        "RUN": console.cell(row.key),
+        "JOB": row.job,
+        "RANKS": f"{row.nodes} x {row.nproc}",
+        "ATTEMPT": str(row.attempts or ""),
+        "STEP": "" if row.step is None else f"{row.step}{total}",
+        "LEFT": "" if row.seconds_left is None else show_seconds(row.seconds_left),
+        "LOSS": "" if row.loss is None else f"{row.loss:.4g}",
+        "RATE": f"{short_number(row.rate or 0.0)} {row.rate_unit}" if has_rate else "",
+        "GOODPUT": "" if row.goodput is None else f"{row.goodput:.0%}",
+        "PROGRAM": console.cell(row.name or row.program),
+        "WHERE / WHY": console.cell(row.detail),
+    }
 
 
-def _parameter_columns(rows: Sequence[Overview | SweepOverview], points: Points) -> list[Column]:
-    """Return a column for each parameter. In a narrow terminal, those that are the same everywhere drop out first."""
-    listed = [points[row.path] for row in rows if row.path in points]
-    columns = []
-    for key in dict.fromkeys(key for point in points.values() for key in point):
-        varies = len({str(point.get(key)) for point in listed}) > 1
-        columns.append(
-            Column(
-                console.cell(key),
-                rank=5 if varies else 12,
-                wraps_at=8,
-                crops=True,
-                optional=not varies,
-            )
-        )
-    return columns
-
-
-def _run_cells(row: Overview, points: Points, now: float) -> tuple[str, ...]:
-    return (
-        console.cell(row.key),
-        _status(row),
-        row.job,
-        f"{row.nodes} x {row.nproc}",
-        str(row.attempts or ""),
-        _step(row),
-        "" if row.seconds_left is None else show_seconds(row.seconds_left),
-        "" if row.loss is None else f"{row.loss:.4g}",
-        "" if row.rate is None or row.is_over else f"{short_number(row.rate)} {row.rate_unit}",
-        "" if row.goodput is None else f"{row.goodput:.0%}",
-        _age(row.created, now),
-        *(
-            [_value(each) for each in points[row.path].values()]
-            if points
-            else [console.cell(row.name or row.program)]
-        ),
-        console.cell(row.detail),
-    )
-
-
-def _sweep_cells(row: SweepOverview, now: float) -> tuple[str, ...]:
+def _sweep_cells(row: SweepOverview) -> dict[str, str]:
     ended = sum(count for state, count in row.counts.items() if state not in ("running", "pending"))
-    counts = ", ".join(f"{count} {state}" for state, count in row.counts.items())
-    best = (
-        ""
-        if row.best is None
-        else f"; best {row.metric} {row.best:.4g} ({row.name}-{row.best_trial})"
-    )
-    return (
-        console.cell(row.name),
-        _status(row),
-        "",
-        "",
-        "",
-        f"{ended}/{row.trials}",
-        "",
-        "",
-        "",
-        "",
-        _age(row.created, now),
-        f"{row.trials} trial{'s' * (row.trials != 1)}",
-        console.cell(f"{counts}{best}"),
-    )
+    text = ", ".join(f"{count} {state}" for state, count in row.counts.items())
+    if row.best is not None:
+        text += f"; best {row.metric} {row.best:.4g} ({row.name}-{row.best_trial})"
+    return {
+        "RUN": console.cell(row.name),
+        "STEP": f"{ended}/{row.trials}",
+        "PROGRAM": f"{row.trials} trial{'s' * (row.trials != 1)}",
+        "WHERE / WHY": console.cell(text),
+    }
 
 
-def _value(value: object) -> str:
-    return "" if value is None else console.cell(to_label(value))
-
-
-def _status(row: Overview | SweepOverview) -> str:
+def _status(row: Row) -> str:
     """Return the status; without a connection to the cluster of a run that was not over, how long ago it had it."""
     colour = COLOURS.get(row.status, "bad" if row.status in OVER else "name")
     ago = f" {brief_seconds(age)} ago" if not row.is_over and (age := origin.age()) else ""
     return f"[{colour}]{console.cell(row.status)}{ago}[/]"
-
-
-def _step(row: Overview) -> str:
-    if row.step is None:
-        return ""
-    return str(row.step) if row.total_steps is None else f"{row.step}/{row.total_steps}"
-
-
-def _age(created: float | None, now: float) -> str:
-    return show_seconds(max(0.0, now - (created or now)))

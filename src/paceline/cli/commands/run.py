@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 # What was typed for these has an effect only in a session.
 SESSION_KEYS = ("runtime.max_steps", "runtime.seed", "runtime.precision", "checkpoint.every_steps")
-OWN_FLAGS = ("--resume", "--dry-run", "--config")  # beside those of the table
 COLOURS = {
     DONE: console.GREEN,
     DONE_UNSAVED: console.RED,
@@ -62,7 +60,7 @@ def command(
         bool,
         typer.Option(
             "--here",
-            help="With --resume: continue a Slurm run on this machine without asking.",
+            help="With --resume: continue a Slurm run on this machine, even on a login node.",
             rich_help_panel=UNTIL_DONE,
         ),
     ] = False,
@@ -81,37 +79,26 @@ def command(
       paceline run --max-restarts 3 train.py      restart after a failure
       paceline run --resume last                  resume the newest run
     """
-    if here and resume is None:
-        raise UsageError(
-            "--here needs --resume.", hint="A new run trains here anyway: omit --here."
-        )
-    run = _find_run(args, settings, is_module=module, resume=resume)
-    if dry_run:
-        return _show(run)
-    if resume is not None and not here and not _has_consent(run.folder):
-        console.say_note("nothing was started")
-        return 1
-    for note in run.prepare(["paceline", *sys.argv[1:]]):
-        console.say_note(note)
-    return _launch(run, settings.flags)
-
-
-def _find_run(
-    args: list[str] | None, settings: typer_options.Settings, *, is_module: bool, resume: str | None
-) -> LocalRun:
     from paceline.launch.local_run import LocalRun
     from paceline.launch.machine import current_folder
+    from paceline.launch.submission import LOCAL
 
     cwd = current_folder()
     if resume is None:
-        program = settings.find_program(args, is_module=is_module, cwd=cwd)
-        return LocalRun(settings.load(program, cwd=cwd, here=True))
-    from paceline.launch.submission import LOCAL
-
-    job, earlier, _ = settings.find_earlier(
-        resume, args, is_module=is_module, cwd=cwd, backend=LOCAL
-    )
-    return LocalRun(job, earlier=earlier)
+        program = settings.find_program(args, is_module=module, cwd=cwd)
+        run = LocalRun(settings.load(program, cwd=cwd, here=True))
+    else:
+        job, earlier, _ = settings.find_earlier(
+            resume, args, is_module=module, cwd=cwd, backend=LOCAL
+        )
+        run = LocalRun(job, earlier=earlier)
+    if dry_run:
+        return _show(run)
+    if resume is not None and not here:
+        require_place(run.folder)
+    for note in run.prepare(["paceline", *sys.argv[1:]]):
+        console.say_note(note)
+    return _launch(run, settings.flags)
 
 
 def _show(run: LocalRun) -> int:
@@ -126,34 +113,29 @@ def _show(run: LocalRun) -> int:
     return 0
 
 
-def _has_consent(folder: RunFolder) -> bool:
-    """Ask on a login node whether to train a run of Slurm there; raise an error if nobody can answer."""
+def require_place(folder: RunFolder) -> None:
+    """Raise an error if this would train a run of Slurm on a login node."""
     from paceline.slurm import commands as slurm
     from paceline.watch.failure import submit_again
 
     job = slurm.read_job_id(folder)
-    if job is None or "SLURM_JOB_ID" in os.environ or not slurm.available():
-        return True
-    what = f"Run {folder.path.name} was submitted to Slurm (job {job}), but this command does not run in a Slurm job"
-    if sys.stdin.isatty() and sys.stderr.isatty():
-        console.say_note(f"{what}; to continue in the queue: {submit_again(folder)}")
-        return typer.confirm(f"Train it here, on {socket.gethostname()}?", err=True)
-    raise UsageError(
-        f"{what}.", hint=f"Use `{submit_again(folder)}`, or add --here to train on this machine."
-    )
+    if job is not None and "SLURM_JOB_ID" not in os.environ and slurm.available():
+        raise UsageError(
+            f"Run {folder.path.name} was submitted to Slurm (job {job}), but this command does not run in a Slurm job.",
+            hint=f"Use `{submit_again(folder)}`, or add --here to train on this machine.",
+        )
 
 
-def _launch(run: LocalRun, flags: Sequence[Flag] = ()) -> int:
+def _launch(run: LocalRun, flags: Sequence[Flag]) -> int:
     """Run the agents until they are done; print the verdict and the run folder."""
     from paceline.contract.claims import local_job_start_name
     from paceline.launch.agents import run_agents
     from paceline.launch.warm_start import find_zygote
     from paceline.spec.quantities import show_seconds
 
-    started = time.monotonic()
-    plan, job = run.plan, run.job
+    started, plan = time.monotonic(), run.plan
     folder = plan.run_path.folder
-    prestarted, notes = find_zygote(plan, warm=job.launch.warm)
+    prestarted, notes = find_zygote(plan, warm=run.job.launch.warm)
     for note in notes:
         console.say_note(note)
     if sys.stderr.isatty():  # the first rank's line may take long: who watches should know why
@@ -162,31 +144,26 @@ def _launch(run: LocalRun, flags: Sequence[Flag] = ()) -> int:
     from paceline.watch.events import had_nothing_left, had_session, read_events
     from paceline.watch.goodput import compute_goodput
 
-    verdict = read_verdict(folder.job_start(local_job_start_name()).verdict) or FAILED
+    job_start = folder.job_start(local_job_start_name())
+    verdict = read_verdict(job_start.verdict) or FAILED
     events = read_events(folder.events)
     # as `paceline show` counts, from the arrival of the agents
     starts = compute_goodput(events).job_starts[-1:]
     took = show_seconds(starts[0].ended - starts[0].began if starts else time.monotonic() - started)
     if verdict == DONE and had_nothing_left(events):
         took += ", with nothing left to do"
-    if verdict == DONE and not had_session(events):
-        _say_ignored(flags)
-    if verdict == DONE and folder.job_start(local_job_start_name()).unsaved.exists():
+    ignored = [flag.name for flag in flags if flag.key in SESSION_KEYS]
+    if verdict == DONE and ignored and not had_session(events):
+        listed = " and ".join(ignored)
+        console.say_note(f"{listed} had no effect: the script does not use paceline.session")
+    if verdict == DONE and job_start.unsaved.exists():
         code, verdict = 1, DONE_UNSAVED
     # as other commands call it
     word = "cancelled" if verdict == STOPPED and folder.cancelled.exists() else verdict
     console.say(f"paceline: {word} after {took}: {folder.path}", colour=COLOURS[verdict])
     if verdict != DONE:
-        _say_next(folder, job, failed=verdict == FAILED)
+        _say_next(folder, run.job, failed=verdict == FAILED)
     return code or {DONE: 0, STOPPED: STOPPED_EXIT}.get(verdict, 1)
-
-
-def _say_ignored(flags: Sequence[Flag]) -> None:
-    """Name the flags that only a session reads."""
-    names = [flag.name for flag in flags if flag.key in SESSION_KEYS]
-    if names:
-        listed = f"{', '.join(names[:-1])} and {names[-1]}" if names[1:] else names[0]
-        console.say_note(f"{listed} had no effect: the script does not use paceline.session")
 
 
 def _say_next(folder: RunFolder, job: Job, *, failed: bool) -> None:
@@ -194,42 +171,24 @@ def _say_next(folder: RunFolder, job: Job, *, failed: bool) -> None:
     from paceline.contract.checkpoint import find_checkpoints
     from paceline.watch.failure import describe_start, is_usage_error, read_failure
 
-    run_id, attempts = folder.path.name, folder.attempts()
+    attempts, program = folder.attempts(), job.program
     failure = read_failure(attempts[-1]) if failed and attempts else {}
-    if mistake := explain_mistake(failure, job):
-        console.say_note(mistake)
-    if is_usage_error(failure) and not find_checkpoints(folder.path):
-        console.say_note(f"to continue with other arguments: {resume_otherwise(run_id, job)}")
-    else:
-        console.say_note(f"to continue: paceline run --resume {run_id} ({describe_start(folder)})")
-
-
-def explain_mistake(failure: Mapping[str, Any], job: Job) -> str:
-    """Return why the command line made the script fail, and what to type; empty if something else did."""
-    from paceline.watch.failure import is_usage_error
-
-    program = job.program
     lacks = re.match(r"No module named '([^'.]+)", str(failure.get("message", "")))
+    again = f"paceline run --resume {folder.path.name}"
     if failure.get("type") == "ModuleNotFoundError" and lacks:
-        module = program.module_with(lacks[1], job.cwd)
-        return (
-            f"{lacks[1]} is in {job.cwd}: use `paceline run -m {module}`, which finds it"
-            if module
-            else ""
-        )
-    if not is_usage_error(failure):
-        return ""
-    flags = {flag for _, option in options_of("run") for flag in option.all_flags} | {*OWN_FLAGS}
-    complained = re.split(r"""[\s:'"=]+""", str(failure.get("last_line", "")))
-    typed = dict.fromkeys(arg.partition("=")[0] for arg in program.args)
-    ours = [flag for flag in typed if flag in flags and flag in complained]
-    if not ours:
-        return ""
-    example = f"paceline run {ours[0]} ..."
-    return f"the script got {', '.join(ours)}: options of Paceline go before the script, as in `{example}`"
-
-
-def resume_otherwise(run_id: str, job: Job) -> str:
-    """Return how to go on with a run whose script has rejected its arguments."""
-    program = f"{'-m ' if job.program.is_module else ''}{quote(job.program.name)}"
-    return f"paceline run --resume {run_id} {program} ARGUMENTS"
+        if module := program.module_with(lacks[1], job.cwd):
+            hint = f"use `paceline run -m {module}`, which finds it"
+            console.say_note(f"{lacks[1]} is in {job.cwd}: {hint}")
+    elif is_usage_error(failure):
+        words = re.split(r"""[\s:'"=]+""", str(failure.get("last_line", "")))
+        flags = {flag for _, option in options_of("run") for flag in option.all_flags}
+        typed = dict.fromkeys(arg.partition("=")[0] for arg in program.args)
+        if ours := [flag for flag in typed if flag in flags and flag in words]:
+            console.say_note(
+                f"the script got {', '.join(ours)}: options of Paceline go before the script"
+            )
+        if not find_checkpoints(folder.path):
+            name = f"{'-m ' if program.is_module else ''}{quote(program.name)}"
+            console.say_note(f"to continue with other arguments: {again} {name} ARGUMENTS")
+            return
+    console.say_note(f"to continue: {again} ({describe_start(folder)})")

@@ -8,28 +8,29 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from paceline.cli import console
 from paceline.cli.parser import GroupedCommand
-from paceline.errors import UsageError
+from paceline.errors import ClusterError, UsageError
 from paceline.tools.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, packages
 from paceline.tools.sandbox.sandbox import stop_all
 from paceline.tools.sandbox.settings import SandboxPaths, default_folder
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+)
 
 
-@app.callback(invoke_without_command=True)
-def overview(context: typer.Context) -> None:
+@app.callback()
+def overview() -> None:
     """Run a real multi-node Slurm on this machine, from your distribution's packages.
 
     Start with:  paceline sandbox up --nodes 4
     """
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(2)
 
 
 Folder = Annotated[
@@ -87,15 +88,12 @@ def up(
 ) -> None:
     """Start the cluster and wait until every node is idle."""
     network = network or (NAMESPACES if os.geteuid() == 0 else PLAIN)
-    console = Console()
     options = dict(_parse_option(option) for option in slurm_option or [])
-    if install and (
-        installed := packages.install(Settings(network=network, accounting=accounting))
-    ):
-        console.print(f"installed: {' '.join(installed)}", highlight=False)
-    path = folder or default_folder()
+    if install:
+        installed = packages.install(Settings(network=network, accounting=accounting))
+        print(f"installed: {' '.join(installed) or 'nothing, all is there'}")
     sandbox = Sandbox.up(
-        path,
+        folder or default_folder(),
         nodes=nodes,
         cpus=cpus,
         memory=memory,
@@ -108,13 +106,9 @@ def up(
     )
     flag = sandbox.paths.dir_flag
     size = f"{nodes} node{'s' if nodes > 1 else ''}"
-    console.print(
-        f"Slurm with {size} is up ({network}) in {sandbox.folder}", highlight=False, soft_wrap=True
-    )
-    console.print(
-        f'  use it:   eval "$(paceline sandbox env{flag})"', highlight=False, soft_wrap=True
-    )
-    console.print(f"  stop it:  paceline sandbox down{flag}", highlight=False, soft_wrap=True)
+    print(f"Slurm with {size} is up ({network}) in {sandbox.folder}")
+    print(f'  use it:   eval "$(paceline sandbox env{flag})"')
+    print(f"  stop it:  paceline sandbox down{flag}")
 
 
 def _parse_option(text: str) -> tuple[str, str]:
@@ -141,44 +135,33 @@ def down(folder: Folder = None) -> None:
 @app.command(cls=GroupedCommand)
 def status(folder: Folder = None) -> None:
     """Show daemons, nodes and jobs."""
-    sandbox = open_sandbox(folder)
-    settings = sandbox.record.settings
-    console = Console()
-    console.print(f"{sandbox.folder}  ({settings.network})", highlight=False, soft_wrap=True)
-    daemons = [
-        name
-        for name in ("munged", "mariadbd", "slurmdbd", "slurmctld")
-        if name in sandbox.record.processes
-    ]
-    for name in daemons:
-        pid = sandbox.record.processes[name].pid
-        state = (
-            f"[green]running[/], process {pid}"
-            if sandbox.is_running(name)
-            else "[red]not running[/]"
-        )
-        console.print(f"  {name:<10} {state}", highlight=False)
+    sandbox, out = open_sandbox(folder), console.console()
+    settings, processes = sandbox.record.settings, sandbox.record.processes
+    print(f"{sandbox.folder}  ({settings.network})")
+    for name, process in processes.items():
+        if name in ("munged", "mariadbd", "slurmdbd", "slurmctld"):
+            state = "running" if sandbox.is_running(name) else "not running"
+            print(f"  {name:<10} {state}, process {process.pid}")
     if not sandbox.controller_responds():
-        restart = f"paceline sandbox restart-controller{escape(sandbox.paths.dir_flag)}"
-        console.print(
-            f"[red]the controller does not respond[/]; restart it with: {restart}", soft_wrap=True
+        raise ClusterError(
+            "The controller does not respond.",
+            hint=f"Restart it: paceline sandbox restart-controller{sandbox.paths.dir_flag}",
         )
-        raise typer.Exit(1)
-    table = Table(box=None, pad_edge=False)
-    for title in ("node", "state", "cpus used", "gpus", "address", "reason"):
-        table.add_column(title)
+    table = Table(
+        "node", "state", "cpus used", "gpus", "address", "reason", box=None, pad_edge=False
+    )
     for node in sandbox.states().values():
         used, _, _, total = node.cpus.split("/")
-        state = node.state if node.running else f"{node.state}, [red]powered off[/]"
-        state = f"{state}, [red]disconnected[/]" if node.cut else state
+        notes = ("powered off" * (not node.running), "disconnected" * node.cut)
+        state = ", ".join(filter(None, (node.state, *notes)))
         table.add_row(
             node.name, state, f"{used} of {total}", str(settings.gpus), node.address, node.reason
         )
-    console.print(table)
+    out.print(table)
     jobs = sandbox.run(["squeue", "-a", "-h", "-o", "%i %P %T %j %N %r"]).stdout.splitlines()
-    console.print(f"{len(jobs)} job{'' if len(jobs) == 1 else 's'} in the queue", highlight=False)
+    print(f"{len(jobs)} job{'' if len(jobs) == 1 else 's'} in the queue")
     for job in jobs:
-        console.print(f"  {job}", highlight=False, markup=False)
+        print(f"  {job}")
 
 
 @app.command(cls=GroupedCommand)

@@ -10,7 +10,6 @@ import typer
 
 from paceline.cli import console, runs, typer_options
 from paceline.contract import env
-from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import UsageError
 from paceline.launch.interactive_shell import (
     allocate_argv,
@@ -18,6 +17,7 @@ from paceline.launch.interactive_shell import (
     setup_from_plan,
     setup_from_run,
 )
+from paceline.launch.resume import read_launch_spec
 from paceline.launch.run_half_zip import stored_run_half
 from paceline.launch.slurm_job import SlurmJob
 from paceline.slurm import commands as slurm
@@ -65,13 +65,8 @@ def command(
         )
         submission = SlurmJob(job)
         plan = submission.plan
-        half = (
-            ""
-            if dry_run
-            else stored_run_half(
-                submission.run_path.store, compiled=job.environment.kind == "current"
-            )
-        )
+        is_current = job.environment.kind == "current"
+        half = "" if dry_run else stored_run_half(submission.run_path.store, compiled=is_current)
         setup = setup_from_plan(plan, str(half))
         argv, environ = allocate_argv(plan, terminal=terminal), plan.submitter
     if dry_run:
@@ -96,11 +91,6 @@ def _reject_unused(run: str | None, node: str | None, settings: typer_options.Se
             "--node needs a run.", hint="Pass the run, or use --nodelist for a new allocation."
         )
     typed = [flag.name for flag in settings.flags]
-    typed += [
-        name
-        for name, value in (("--config", settings.config), ("--cluster-profile", settings.profile))
-        if value
-    ]
     if run is not None and typed:
         raise UsageError(
             f"{typed[0]} applies to a new allocation, but {run} has one already.",
@@ -118,8 +108,7 @@ def _inside(run: str, node: str | None, *, terminal: bool) -> tuple[list[str], s
             f"Cannot open a shell in {record.run_id}: it is {status}.",
             hint="Omit the run to open one in a new allocation.",
         )
-    launch_spec = LaunchSpec.from_json(folder.launch_spec.read_text(encoding="utf-8"))
-    setup = setup_from_run(folder, launch_spec)
+    setup = setup_from_run(folder, read_launch_spec(folder))
     # The shell gets what the job was submitted with, and nothing else of this shell.
     environ = submission_environment(os.environ, ()).variables
     return (

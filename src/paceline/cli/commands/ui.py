@@ -7,20 +7,15 @@ import importlib.util
 import os
 import socket
 import sys
-import threading
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from paceline.cli import cluster_views, console, runs
-from paceline.errors import EnvironmentProblem, PacelineError, UsageError
-
-if TYPE_CHECKING:
-    from paceline.ui.web.app import Answers
+from paceline.errors import EnvironmentProblem
 
 NEEDED = ("starlette", "uvicorn", "plotly")
-LOOPBACK = ("127.0.0.1", "localhost")
 
 forwarded = cluster_views.forwarded  # with --on
 
@@ -49,9 +44,6 @@ def command(
         bool,
         typer.Option("--allow-actions", help="Let the page cancel, stop and requeue your runs."),
     ] = False,
-    host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Only 127.0.0.1 is allowed.")
-    ] = "127.0.0.1",
 ) -> int:
     """Serve a dashboard of your runs on this machine, and print its link.
 
@@ -67,33 +59,26 @@ def command(
             f"`paceline ui` needs {' and '.join(missing)}, which this Python does not have.",
             hint=f"Install it: {sys.executable} -m pip install 'paceline[ui]'",
         )
-    if host not in LOOPBACK:
-        raise UsageError(
-            f"`paceline ui` does not listen on {host}: anyone who can reach that address could try "
-            "to connect.",
-            hint="Omit --host. From another machine, use the ssh command that `paceline ui "
-            "--tunnel` prints.",
-        )
     from paceline.ui.web.access import Access
     from paceline.ui.web.app import Answers, make_app
     from paceline.ui.web.server import listen, make_server, opened_browser
 
     answers, access = Answers(runs.scratch_here(), allow_actions=allow_actions), Access()
-    # Thousands of runs take seconds: begin before the browser asks.
-    threading.Thread(target=_read_runs, args=(answers,), daemon=True).start()
     server = make_server(make_app(answers, access))
     with listen(port) as listener, suppress(KeyboardInterrupt):
         chosen = listener.getsockname()[1]
-        _say_link(access.link(chosen), chosen, tunnel=tunnel)
-        with opened_browser(access.link(chosen)) if _wants_browser(browser) else nullcontext():
+        link = access.link(chosen)
+        print(f"Open this link in your browser:\n\n  {link}\n")
+        if tunnel or os.environ.get("SSH_CONNECTION"):
+            there = f"{getpass.getuser()}@{socket.getfqdn()}"
+            print("If your browser is on another machine, run this there first:\n")
+            print(f"  ssh -N -L {chosen}:127.0.0.1:{chosen} {there}\n")
+        text = "Anyone with the link can see your runs, so keep it private. Press Ctrl-C to stop."
+        print(text, flush=True)
+        with opened_browser(link) if _wants_browser(browser) else nullcontext():
             server.run(sockets=[listener])
     console.say_note("stopped; your runs keep running")
     return 0
-
-
-def _read_runs(answers: Answers) -> None:
-    with suppress(PacelineError, OSError):  # the page says what is wrong
-        answers.rows.read()
 
 
 def _wants_browser(asked: bool | None) -> bool:
@@ -104,19 +89,3 @@ def _wants_browser(asked: bool | None) -> bool:
         os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
     )
     return has_screen and "SSH_CONNECTION" not in os.environ and sys.stdout.isatty()
-
-
-def _say_link(link: str, port: int, *, tunnel: bool) -> None:
-    print(f"Open this link in your browser:\n\n  {link}\n")
-    if tunnel or os.environ.get("SSH_CONNECTION"):
-        print(
-            f"If your browser is on another machine, run this there first:\n\n  {tunnel_command(port)}\n"
-        )
-    print(
-        "Anyone with the link can see your runs, so keep it private. Press Ctrl-C to stop.",
-        flush=True,
-    )
-
-
-def tunnel_command(port: int) -> str:
-    return f"ssh -N -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.getfqdn()}"

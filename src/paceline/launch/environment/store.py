@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -259,10 +258,3 @@ def require_built(job: Job) -> None:
     """Raise if the environment of a run on this machine is not built."""
     for finding in check_built(job):
         raise EnvironmentProblem(finding.text, hint=f"{finding.hint} --local")
-
-
-def remove(built: StoredEnvironment) -> None:
-    """Rename the environment out of the way, then delete it: nobody finds half of it."""
-    trash = built.path.with_name(f"{built.key}.removed-{os.getpid()}")
-    os.replace(built.path, trash)
-    shutil.rmtree(trash, ignore_errors=True)
