@@ -196,7 +196,6 @@ OWN_MEANING = {
     "-n": "rows or lines to show",
     "--follow": "what follows differs: lines, a file, or a run that was just submitted",
     "--local": "what runs here: a build, or the trials of a sweep",
-    "--node": "the node to clean, or the one of a run to open a shell on",
     "--output": "what is written: weights, a picture, numbers, or a page",
     "-o": "short for --output",
     "--project": "the name of a new run's project, or a filter of a list",
