@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from paceline.agent import optuna_study
 from paceline.agent.sweep_trial import arguments, close_trial, main, merge_params, open_trial
-from paceline.contract import optuna_study
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.optuna_study import is_below_median, is_halved
 from paceline.contract.sweep_folder import NoPoint, Point, Search, SweepFolder
 from paceline.errors import LaunchError, UsageError
+from paceline.runtime.metrics.pruning import is_below_median, is_halved, read_reports
 from paceline.runtime.metrics.report import TrialReporter, report
 from paceline.staging.working_directory import WorkingDirectory
 
@@ -285,11 +285,19 @@ def test_tpe_chooses_one_point_for_all_seeds_and_receives_their_mean(tmp_path: P
     close_trial(sweep, 2, "failed")
     close_trial(sweep, 3, "failed")
     assert study.trials[1].state.name == "FAIL"
-    # Run again after its failure: the same point, reported to the study again.
-    again = read(open_trial(sweep, submission, 2).trial)
-    assert again["point"] == records[2]["point"]
-    assert again["optuna"] == 2
-    assert read(open_trial(sweep, submission, 3).trial)["optuna"] == 2
+    # Run again after its failure: the same point, whose value the study gets.
+    for number in (2, 3):
+        trial = open_trial(sweep, submission, number)
+        assert read(trial.trial) == records[number]
+        trial.reports.write_text(json.dumps({"step": 1, "value": 0.5}) + "\n", encoding="utf-8")
+    for number in (2, 3):
+        close_trial(sweep, number, "done")
+    assert [(each.state.name, each.value) for each in study.trials] == [
+        ("COMPLETE", 2.0),
+        ("FAIL", None),
+        ("COMPLETE", 0.5),
+    ]
+    assert study.trials[1].params == study.trials[2].params
 
 
 def start(sweep: SweepFolder, submission: Path, number: int) -> TrialReporter:
@@ -316,10 +324,9 @@ def test_the_pruner_receives_every_report_once(tmp_path: Path) -> None:
     assert other.record(3.0, 1) is False  # rank 0 decides
     # After a restart, reporting a step again is the same report.
     good.close()
-    more = TrialReporter(sweep.trial(0).path, trial={**trial, "optuna": 0, "number": 0}, rank=0)
+    more = TrialReporter(sweep.trial(0).path, trial={**trial, "number": 0}, rank=0)
     assert more.record(9.0, 2) is False
-    study = optuna_study.open_study(sweep, sweep.read_search())
-    assert study.trials[0].intermediate_values == {1: 1.0, 2: 0.5, 3: 0.4}
+    assert read_reports(sweep.trial(0)) == {1: 1.0, 2: 0.5, 3: 0.4}
     more.close()
     bad.close()
 
@@ -351,16 +358,39 @@ def test_a_point_is_pruned_by_the_mean_of_its_seeds_and_with_all_of_them(
         close_trial(sweep, number, verdict)
     assert [read(sweep.trial(number).result)["state"] for number in (3, 4, 5)] == ["pruned"] * 3
     assert read(sweep.trial(5).result)["point"] == read(sweep.trial(3).trial)["point"]
-    study = optuna_study.open_study(sweep, sweep.read_search())
-    assert study.trials[1].state.name == "PRUNED"
-    assert study.trials[1].intermediate_values[1] == 3.5
+    if sampler == "tpe":
+        study = optuna_study.open_study(sweep, sweep.read_search())
+        assert study.trials[1].state.name == "PRUNED"
     # The third point is better than the first one's mean.
     assert trials[6].record(1.0, 1) is False
     for number in (0, 1, 2):
         close_trial(sweep, number, "done")
-    assert (study.trials[0].state.name, study.trials[0].value) == ("COMPLETE", 3.0)
+    if sampler == "tpe":
+        assert (study.trials[0].state.name, study.trials[0].value) == ("COMPLETE", 3.0)
     for each in trials.values():
         each.close()
+
+
+def test_the_median_is_that_of_points_whose_seeds_are_all_done(tmp_path: Path) -> None:
+    points = [
+        Point(number, number // 2, {"x": number // 2}, seed=number % 2) for number in range(12)
+    ]
+    sweep, submission = make(
+        tmp_path, points, direction="maximize", prune="median", space={"x": {"grid": [*range(6)]}}
+    )
+    last = start(sweep, submission, 10)
+    for number in range(8):
+        trial = start(sweep, submission, number)
+        assert trial.record(1.0, 1) is False
+        assert last.record(0.0, number) is False
+        trial.close()
+        close_trial(sweep, number, "done")
+    first = start(sweep, submission, 8)
+    assert first.record(1.5, 1) is False
+    assert start(sweep, submission, 11).record(0.5, 1) is True
+    assert last.record(2.0, 9) is True  # with its other seed
+    first.close()
+    last.close()
 
 
 @pytest.mark.parametrize("after", [1, 2])
@@ -398,16 +428,15 @@ def test_single_trials_are_pruned_as_optuna_would(prune: str, after: int) -> Non
     assert 5 < sum(decisions) < len(decisions) - 5
 
 
-def test_an_unreadable_journal_does_not_end_a_trial(
+def test_an_unreadable_sweep_does_not_end_a_trial(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep, submission = make(tmp_path, [Point(0, 0, {"x": 0})])
     trial = open_trial(sweep, submission, 0)
     reports = TrialReporter(
-        trial.path,
-        trial={"prune": "median", "optuna": 5, "number": 0, "sweep": str(sweep.path)},
-        rank=0,
+        trial.path, trial={"prune": "median", "number": 0, "sweep": str(sweep.path)}, rank=0
     )
+    sweep.spec.unlink()
     assert reports.record(1.0, 1) is False
     assert reports.record(2.0, 2) is False
     assert capsys.readouterr().err.count("pruning is off for this trial") == 1

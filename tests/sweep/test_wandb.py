@@ -194,8 +194,8 @@ def test_trials_of_a_wandb_sweep_can_be_pruned(tmp_path: Path) -> None:
         for number, each in enumerate([submission(tmp_path / "submission")] * 2)
     ]
     assert [
-        LaunchSpec.from_json(each.launch_spec.read_text()).trial["optuna"] for each in trials
-    ] == [0, 1]
+        LaunchSpec.from_json(each.launch_spec.read_text()).trial["prune"] for each in trials
+    ] == ["median", "median"]
     trials[0].reports.write_text('{"step": 1, "value": 0.5}\n')
     close_trial(sweep, 0, "done")
     assert read_sweep(sweep).trials[0].value == 0.5

@@ -17,6 +17,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from paceline.agent import optuna_study
 from paceline.agent.rank_failures import Failure
 from paceline.agent.wandb_point import TrialPython, request_point, tracking_of
 from paceline.contract import env
@@ -143,16 +144,19 @@ def _point(sweep: SweepFolder, number: int) -> Point:
 
 def _check_pruned(sweep: SweepFolder, point: Point, trial: TrialFolder) -> None:
     """A point that another seed's reports have ended does not start again with this one."""
-    from paceline.contract.optuna_study import is_point_pruned, seeds_of
-
-    seeds = seeds_of(sweep, point.number) if point.seed is not None else []
-    if is_point_pruned(seeds):
-        first = next(each for each in seeds if each.pruned.exists())
-        record = {**_read(first.trial), "number": point.number, "seed": point.seed}
+    seeds = [each for each in _trials_of(sweep, point.group) if each.number != point.number]
+    pruned = next((each for each in seeds if each.pruned.exists()), None)
+    if pruned is not None:
+        record = {**_read(pruned.trial), "number": point.number, "seed": point.seed}
         write_atomically(trial.trial, json.dumps(record) + "\n")
         trial.pruned.touch()
         close_trial(sweep, point.number, DONE)
         raise NoPoint(f"trial {point.number} does not start: its point was pruned")
+
+
+def _trials_of(sweep: SweepFolder, group: int) -> list[TrialFolder]:
+    """Return the trials of a point, one per seed."""
+    return [sweep.trial(point.number) for point in sweep.read_points() if point.group == group]
 
 
 def _choose_point(
@@ -163,12 +167,8 @@ def _choose_point(
     if search.sampler == "wandb":
         answer = request_point(sweep, search.wandb_sweep, point.group, python)
         values, variables = answer["point"], answer["variables"]
-    if search.needs_optuna:
-        from paceline.contract import optuna_study
-
-        values, known = optuna_study.point_of_group(
-            sweep, search, point.group, point=values, shared=point.seed is not None
-        )
+    if search.sampler == "tpe":
+        values, known = optuna_study.choose_point(sweep, search, point.group)
     if values is None:
         raise LaunchError(
             f"Trial {point.number} in {sweep.points} has no point.", hint="Was the file edited?"
@@ -207,7 +207,6 @@ def _trial_launch_spec(
         "sweep": str(sweep.path),
         "prune": search.prune,
         "metric": search.metric,
-        "optuna": record["optuna"],
         "number": point.number,
     }
     return replace(
@@ -365,14 +364,9 @@ def close_trial(
         "seed": record.get("seed"),
     }
     write_atomically(trial.result, json.dumps(result) + "\n")
-    if record.get("optuna") is not None:
-        from paceline.contract import optuna_study
-
-        if (mean := _group_result(sweep, record["group"])) is not None:
-            group_state, group_value = mean
-            optuna_study.finish_trial(
-                sweep, search, record["optuna"], state=group_state, value=group_value
-            )
+    ended = _group_result(sweep, record["group"]) if record.get("optuna") is not None else None
+    if ended is not None:
+        optuna_study.finish_trial(sweep, search, record["optuna"], state=ended[0], value=ended[1])
     return result
 
 
@@ -380,13 +374,9 @@ def _group_result(sweep: SweepFolder, group: int) -> tuple[str, float | None] | 
     """Return a point's state and its mean over seeds; None until all seeds have ended. Pruned
     points have no mean.
     """
-    results = []
-    for line in read_lines(sweep.points):
-        if line.get("group") == group:
-            result = _read(sweep.trial(line["number"]).result)
-            if not result:
-                return None
-            results.append(result)
+    results = [_read(trial.result) for trial in _trials_of(sweep, group)]
+    if not all(results):
+        return None
     values = [
         result["value"]
         for result in results

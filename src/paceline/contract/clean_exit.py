@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import atexit
 import functools
-import os
+import re
 import sys
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,14 @@ def protect_ranks() -> None:
     `mp.spawn`.
     """
     wait_for_torch_at_exit()
-    _when_imported("torch.distributed", keep_process_groups)
-    _when_imported("torch.multiprocessing.spawn", _protect_spawned)
+    for name, function in (
+        ("torch.distributed", keep_process_groups),
+        ("torch.multiprocessing.spawn", _protect_spawned),
+    ):
+        if name in sys.modules:
+            function(sys.modules[name])
+        else:
+            sys.meta_path.insert(0, _AfterImport(name, function))
 
 
 @functools.cache
@@ -66,124 +74,54 @@ def _protect_spawned(spawn: Any) -> None:
     """Have `start_processes`, and so `mp.spawn`, protect the processes. Takes the module that
     defines it.
     """
-    start = getattr(spawn, "start_processes", None)
-    if start is None:
-        return
+    start = spawn.start_processes
 
     @functools.wraps(start)
-    def start_protected(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return start(_ProtectedFunction(fn) if _is_importable() else fn, *args, **kwargs)
+    def start_protected(
+        fn: Callable[..., Any], args: tuple[Any, ...] = (), *rest: Any, **named: Any
+    ) -> Any:
+        return start(_run_protected, (fn, *args), *rest, **named)
 
     spawn.start_processes = start_protected
-    package = sys.modules.get("torch.multiprocessing")
-    if getattr(package, "start_processes", None) is start:
-        package.start_processes = start_protected  # type: ignore[union-attr]
+    sys.modules["torch.multiprocessing"].start_processes = start_protected  # type: ignore[attr-defined]
 
 
-class _ProtectedFunction:
-    """A function that protects the process in which it is unpickled. A forked process is protected
-    already.
-
-    A new process has imported torch by then, so its threads come to rest before some handlers of
-    the script run.
-    """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, function)
-        self._function = function
-
-    def __call__(self, *args: Any) -> Any:
-        return self._function(*args)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _protect_and_return, (self._function,)
-
-
-def _protect_and_return(function: Callable[..., Any]) -> Callable[..., Any]:
+def _run_protected(rank: int, function: Callable[..., Any], *args: Any) -> None:
     protect_ranks()
-    return function
-
-
-def _is_importable() -> bool:
-    """Return whether a new process finds this package: the script may have a file or a package of
-    the same name.
-    """
-    name = __name__.partition(".")[0]
-    spec, ours = _find_spec(name), sys.modules[name].__spec__
-    return spec is not None and ours is not None and spec.origin == ours.origin
-
-
-def _when_imported(name: str, function: Callable[[Any], None]) -> None:
-    """Call the function with this module: now, or as soon as it is imported."""
-    if name in sys.modules:
-        function(sys.modules[name])
-    else:
-        sys.meta_path.insert(0, _AfterImport(name, function))
+    function(rank, *args)
 
 
 class _AfterImport:
-    """A finder that leaves the import to the others, and calls a function with the finished module.
+    """A finder that calls a function with the finished module, as soon as it is imported.
 
     It stays in `sys.meta_path`: another thread that goes through the list would miss a finder.
     """
 
     def __init__(self, name: str, function: Callable[[Any], None]) -> None:
-        self.name = name
-        self.function = function
-        self.is_done = False
+        self.name, self.function = name, function
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != self.name or self.is_done:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != self.name:
             return None
-        self.is_done = True
-        spec = _find_spec(name, path, target)
+        spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _CallingLoader(spec.loader, self.function)
+            execute = spec.loader.exec_module
+
+            def execute_and_call(module: Any) -> None:
+                execute(module)
+                self.function(module)
+
+            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
         return spec
 
 
-def _find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-    """Ask all finders. `importlib.util.find_spec` would wait for the package, perhaps imported by
-    another thread.
-    """
-    for finder in [*sys.meta_path]:
-        find = getattr(finder, "find_spec", None)
-        spec = None if find is None else find(name, path, target)
-        if spec is not None:
-            return spec
-    return None
-
-
-class _CallingLoader:
-    """A loader that calls a function with the finished module. It is not seen afterwards."""
-
-    def __init__(self, loader: Any, function: Callable[[Any], None]) -> None:
-        self.loader = loader
-        self.function = function
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)
-
-    def create_module(self, spec: Any) -> Any:
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module: Any) -> None:
-        module.__spec__.loader = module.__loader__ = self.loader
-        self.loader.exec_module(module)
-        self.function(module)
-
-
-def abandon_process_groups(distributed: Any) -> None:
-    """Leave all process groups after an error, without waiting for peers that may never answer.
-
-    Freeing a group waits for its collectives, even at interpreter exit.
-    """
-    keep_forever(*getattr(getattr(distributed, "distributed_c10d", None), "_pg_map", ()))
-
-
 def keep_forever(*objects: object) -> None:
-    """Keep these objects alive until the process is gone."""
-    import ctypes
+    """Keep these objects alive until the process is gone.
+
+    Freeing a process group waits for its collectives, even at interpreter exit. After an error,
+    peers may never answer.
+    """
+    import ctypes  # not at the top: most ranks never need it
 
     for each in objects:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
@@ -200,35 +138,26 @@ def wait_for_torch_at_exit() -> None:
 
 
 def _wait_for_torch_threads() -> None:
-    if "torch" not in sys.modules:
-        return
-    if not os.path.exists("/proc/self/task"):
-        time.sleep(0.1)
-        return
     deadline = time.monotonic() + EXIT_TIMEOUT
-    before: dict[str, str] = {}
+    before: dict[str, list[str]] = {}
     samples = 0
-    while (now := _torch_threads()) and time.monotonic() < deadline:
-        # A thread that sleeps throughout, while it could take the GIL, is not waiting for it.
-        asleep = all("State:\tS" in status for status in now.values())
-        samples = samples + 1 if asleep and now == before else 0
-        if samples == _SAMPLES_AT_REST:
+    while samples < _SAMPLES_AT_REST and time.monotonic() < deadline:
+        now = _torch_threads() if "torch" in sys.modules else {}
+        if not now:
             return
+        # A thread that sleeps throughout, while it could take the GIL, is not waiting for it.
+        is_asleep = all("sleeping" in status[0] for status in now.values())
+        samples = samples + 1 if is_asleep and now == before else 0
         before = now
         time.sleep(_SAMPLE_INTERVAL)
 
 
-def _torch_threads() -> dict[str, str]:
+def _torch_threads() -> dict[str, list[str]]:
     """Return, for each of torch's threads, its state and how often it has run."""
     threads = {}
-    for task in Path("/proc/self/task").iterdir():
-        try:
+    for task in Path("/proc/self/task").glob("*"):
+        with suppress(OSError):  # it has ended
             if (task / "comm").read_text().startswith(TORCH_THREADS):
-                lines = (task / "status").read_text().splitlines()
-                kept = [
-                    line for line in lines if line.startswith("State:") or "ctxt_switches" in line
-                ]
-                threads[task.name] = "\n".join(kept)
-        except OSError:
-            continue  # it has ended
+                status = (task / "status").read_text()
+                threads[task.name] = re.findall(r"(?:State|\w*ctxt_switches):.*", status)
     return threads

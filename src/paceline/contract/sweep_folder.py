@@ -4,7 +4,7 @@
       sweep.json      what to search for, and how (`Search`)
       points.jsonl    one line per trial (`Point`), appended by `paceline sweep`
       chosen/G.json   the point that the sampler chose for group G, if it chooses when trials start
-      optuna.journal  Optuna's study, for TPE and for pruning
+      optuna.journal  Optuna's study, for TPE
       jobs.jsonl      one line per call of sbatch
       submissions/N/  what the trials of one `paceline sweep` share: code, run half, script, lists
       of tasks trials/NUMBER/  a run folder with trial.json, reports.jsonl and result.json
@@ -50,16 +50,12 @@ class SweepFolder:
 
     spec = Entry("sweep.json")  # what to search for, and how
     points = Entry("points.jsonl")  # the trials, one line each: number, group, point, seed
-    journal = Entry("optuna.journal")  # the study of Optuna, for TPE and for pruning
+    journal = Entry("optuna.journal")  # the study of Optuna, for TPE
     jobs = Entry("jobs.jsonl")  # the calls of sbatch, one line each, with the trials of each task
     cancelled = Entry("cancelled")  # exists once the sweep is cancelled: no trial of it starts
 
     def chosen_point(self, group: int) -> Path:
         return self.path / "chosen" / f"{group}.json"
-
-    def study_number(self, group: int) -> Path:
-        """The number in Optuna's study of a group whose point was known."""
-        return self.path / "chosen" / f"{group}-study.json"
 
     search_exhausted = Entry("chosen/exhausted")  # exists while the search has no more points
     trials = Entry("trials")  # a run folder for each trial
@@ -163,10 +159,6 @@ class Search:
     def chooses_late(self) -> bool:
         """Whether the sampler chooses points only when trials start."""
         return self.sampler in LATE_SAMPLERS
-
-    @property
-    def needs_optuna(self) -> bool:
-        return self.sampler == "tpe" or self.prune != "none"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"

@@ -123,7 +123,7 @@ class SweepStart(ABC):
     def _check_optuna(self) -> None:
         """Raise early if the trials run in this Python and it lacks Optuna."""
         is_ours = self.settings.job.environment.kind == "current"
-        if is_ours and self.search.needs_optuna and importlib.util.find_spec("optuna") is None:
+        if is_ours and self.search.sampler == "tpe" and importlib.util.find_spec("optuna") is None:
             raise EnvironmentProblem(
                 "This sweep needs Optuna, which is not installed.",
                 hint="Install it with `pip install 'paceline[sweep]'`.",

@@ -168,7 +168,8 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
         if is_rank or not attempt.error(rank).exists():
             report_error(attempt.error(rank), error, rank=rank, step=step)
         sys.excepthook(type(error), error, error.__traceback__)
-        clean_exit.abandon_process_groups(sys.modules.get("torch.distributed"))
+        distributed = sys.modules.get("torch.distributed.distributed_c10d")
+        clean_exit.keep_forever(*getattr(distributed, "_pg_map", ()))
         raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
 
 

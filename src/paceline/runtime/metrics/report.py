@@ -16,6 +16,7 @@ from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep_folder import SweepFolder, TrialFolder, is_number, read_lines
 from paceline.errors import UsageError
 from paceline.runtime.console import note
+from paceline.runtime.metrics.pruning import Pruner
 
 
 class TrialReporter:
@@ -24,12 +25,12 @@ class TrialReporter:
     def __init__(self, folder: Path | None, *, trial: dict[str, Any], rank: int) -> None:
         self.metric: str | None = trial.get("metric")
         # Whether the ranks must agree at each report. The launch spec is the same for all of them.
-        self.can_prune = trial.get("prune", "none") != "none" and trial.get("optuna") is not None
+        self.can_prune = trial.get("prune", "none") != "none"
         self._trial = trial
         self._folder = TrialFolder(folder) if folder is not None and rank == 0 else None
         self._lines = LineWriter(self._folder.reports if self._folder else None)
         self._seen: set[Any] = set()  # steps with a report
-        self._pruner: Any = None
+        self._pruner: Pruner | None = None
         self._broken = False  # the pruner failed, and is not asked again
         # An attempt that failed while its ranks left: the pruner decides once, and would let this
         # one continue.
@@ -78,14 +79,10 @@ class TrialReporter:
         self._seen.add(step)
         try:
             if self._pruner is None:
-                from paceline.contract.optuna_study import Pruner
-
-                sweep, own = SweepFolder(Path(self._trial["sweep"])), self._trial
-                self._pruner = Pruner(
-                    sweep, sweep.read_search(), number=own["number"], known=own["optuna"]
-                )
-            prune: bool = self._pruner.should_prune(number, len(self._seen))
-        # from Optuna or the disk: the trial is worth more than its pruning
+                sweep = SweepFolder(Path(self._trial["sweep"]))
+                self._pruner = Pruner(sweep, self._trial["number"])
+            prune = self._pruner.should_prune(len(self._seen))
+        # from the disk: the trial is worth more than its pruning
         except Exception as error:
             note(f"pruning is off for this trial: {error}")
             self._broken = True
