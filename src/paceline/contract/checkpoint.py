@@ -123,67 +123,30 @@ def _table_checksum(table: dict[str, Any]) -> int:
 def read_marker(folder: Path) -> Marker:
     """Return a checkpoint's marker, or raise an error that says why it can't be read."""
     path = folder / CHECKPOINT_MARKER
+    if not os.path.lexists(path):
+        raise CheckpointError(f"{folder.name} has no {path.name}: it was never completed.")
     try:
         table = read_object(path)
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{folder.name} has no {path.name}: it was never completed."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path.name} of {folder.name} can't be read: {error}.") from None
-    if table.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{folder.name} has a different format from the one that this version of Paceline "
-            f"reads ({FORMAT}).",
-            hint="Resume with the version that wrote it.",
-        )
-    if _table_checksum({key: value for key, value in table.items() if key != "crc32"}) != table.get(
-        "crc32"
-    ):
-        raise CheckpointError(
-            f"{path.name} of {folder.name} is damaged: its checksum doesn't match."
-        )
-    del table["crc32"]
-    try:
-        files = {name: make(FileChecksum, entry) for name, entry in table.pop("files").items()}
-        if outside := [name for name in files if not _is_inside(name)]:
-            raise ValueError(f"it names {outside[0]!r}, which is not in the checkpoint")
+        if table.get("format") != FORMAT:
+            raise CheckpointError(
+                f"{folder.name} has a different format from the one that this version of Paceline "
+                f"reads ({FORMAT}).",
+                hint="Resume with the version that wrote it.",
+            )
+        if table.pop("crc32", None) != _table_checksum(table):
+            raise CheckpointError(
+                f"{path.name} of {folder.name} is damaged: its checksum doesn't match."
+            )
+        files = {name: make(FileChecksum, entry) for name, entry in table["files"].items()}
+        for name in files:
+            if not {"", ".", ".."}.isdisjoint(name.split("/")):
+                raise ValueError(f"it names {name!r}, which is not in the checkpoint")
         marker = make(Marker, {**table, "files": files})
-        _check_ranges(marker, step=checkpoint_step(folder.name))
-        return marker
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{path.name} of {folder.name} has unexpected content: {error}."
-        ) from None
-
-
-def _check_ranges(marker: Marker, *, step: int | None) -> None:
-    """Raise ValueError if a value is impossible. `step` is that of the folder's name."""
-    if marker.step < 0 or (step is not None and marker.step != step):
-        raise ValueError(f"step is {marker.step}")
-    # Every rank has written at least one file.
-    if (
-        not 1 <= marker.tensor <= marker.world_size <= max(1, len(marker.files))
-        or marker.world_size % marker.tensor
-    ):
-        raise ValueError(f"world_size is {marker.world_size}, and tensor {marker.tensor}")
-    if marker.epoch < 0 or any(each.size < 0 for each in marker.files.values()):
-        raise ValueError("a number is negative")
-    if unknown := set(marker.objects.values()) - set(KINDS):
-        raise ValueError(f"an object is a {min(unknown)!r}")
-    position = marker.meta.get("position", {}) if isinstance(marker.meta, dict) else marker.meta
-    if not isinstance(position, dict | None) or (position and not _is_position(position)):
-        raise ValueError("meta holds no position")
-
-
-def _is_position(position: dict[str, Any]) -> bool:
-    loop, loader = position.get("loop", 0), position.get("loader")
-    return type(loop) is int and loop >= 0 and isinstance(loader, dict | None)
-
-
-def _is_inside(name: str) -> bool:
-    """Return whether a file's name leads to a place in the checkpoint's folder."""
-    return bool(name) and not any(part in ("", ".", "..") for part in name.split("/"))
+        if checkpoint_step(folder.name) not in (None, marker.step) or marker.world_size < 1:
+            raise ValueError(f"it is of step {marker.step} on {marker.world_size} ranks")
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path.name} of {folder.name} can't be read: {error}.") from None
+    return marker
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -263,30 +226,26 @@ def is_better(value: float, other: float, mode: str) -> bool:
     return value < other if mode == "min" else value > other
 
 
-def read_score(marker: Marker, metric: str | None = None) -> Score | None:
-    """Return a checkpoint's score by this metric or by any; None if it has none, or if its value
-    is NaN.
-    """
-    entry = marker.meta.get(META_KEY) if isinstance(marker.meta, dict) else None
+def read_score(marker: Marker) -> Score | None:
+    """Return a checkpoint's score; None if it has none, or if its value is NaN."""
     try:
-        score = make(Score, entry) if isinstance(entry, dict) else None
-    except ValueError:
+        score = make(Score, marker.meta[META_KEY])
+    except (LookupError, TypeError, ValueError):
         return None
-    if score is None or math.isnan(score.value):
-        return None
-    return score if metric in (None, score.metric) else None
+    return None if math.isnan(score.value) else score
 
 
 def choose_best(markers: Iterable[Marker], metric: str, mode: str) -> tuple[int, Score] | None:
     """Return the step with the best score, and the score; of equal ones the newest, which has
     trained longer.
     """
-    best: tuple[int, Score] | None = None
-    for marker in sorted(markers, key=lambda each: each.step, reverse=True):
-        score = read_score(marker, metric)
-        if score is not None and (best is None or is_better(score.value, best[1].value, mode)):
-            best = marker.step, score
-    return best
+    sign = 1 if mode == "max" else -1
+    scores = [
+        (marker.step, score)
+        for marker in markers
+        if (score := read_score(marker)) is not None and score.metric == metric
+    ]
+    return max(scores, key=lambda each: (sign * each[1].value, each[0]), default=None)
 
 
 def find_best(folders: Iterable[Path]) -> tuple[int, Score] | None:
@@ -297,7 +256,7 @@ def find_best(folders: Iterable[Path]) -> tuple[int, Score] | None:
     for folder in folders:
         with contextlib.suppress(CheckpointError):
             markers.append(read_marker(folder))
-    newest = next((score for marker in markers if (score := read_score(marker)) is not None), None)
+    newest = next(filter(None, map(read_score, markers)), None)
     return choose_best(markers, newest.metric, newest.mode) if newest is not None else None
 
 
@@ -326,22 +285,16 @@ def find_weight_files(path: Path) -> list[Path]:
 
 def _indexed(index: Path) -> list[Path]:
     try:
-        places = read_object(index)["weight_map"]
-        names = sorted({str(name) for name in places.values()})
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        names = {*read_object(index)["weight_map"].values()}
+        paths = sorted(index.parent / name for name in names)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(
             f"{index} cannot be read: {error}.", hint="Download or save the model again."
         ) from None
-    for name in names:
-        if Path(name).name != name or not is_weights_file(name):
+    for path in paths:
+        if not path.is_file():
             raise CheckpointError(
-                f"{index} lists {name!r}, which is not a weights file next to it."
-            )
-        if not (index.parent / name).is_file():
-            raise CheckpointError(
-                f"{index.parent} has no {name}, which its index lists.",
+                f"{index.parent} has no {path.name}, which its index lists.",
                 hint="Check that the download is complete.",
             )
-    if not names:
-        raise CheckpointError(f"{index} lists no files.")
-    return [index.parent / name for name in names]
+    return paths

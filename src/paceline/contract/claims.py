@@ -15,7 +15,6 @@ import os
 import re
 import secrets
 import socket
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +24,6 @@ from paceline.contract.process import boot_id, pid_namespace, process_start
 from paceline.contract.run_folder import JobStartFolder, RunFolder, write_atomically
 from paceline.errors import UsageError
 
-READ_PAUSES = (0.05, 0.2, 0.5)  # seconds after each try to read the claims that fails
 HERE, ELSEWHERE, OVER = "here", "elsewhere", "over"  # where the processes of a local job start are
 _NAME = re.compile(r"[\w-]+")  # of a job start
 
@@ -80,18 +78,31 @@ class Holder:
             return {}
 
 
+def _claims(run: RunFolder) -> list[str]:
+    """Return the job starts that have claimed the run, oldest first; "" for what is no claim.
+
+    Lists the folder: a network file system may remember for a minute that a single link was not
+    there.
+    """
+    try:
+        numbers = sorted(int(name) for name in os.listdir(f"{run.path}/claims") if name.isdigit())
+    except OSError:
+        return []
+    return [_target(f"{run.path}/claims/{number}") for number in numbers]
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
+
+
 def find_holder(run: RunFolder) -> Holder | None:
     """Return who has the run folder, or had it last."""
-    number, name, claims = 0, "", f"{run.path}/claims"
-    while True:
-        try:
-            name = os.readlink(f"{claims}/{number + 1}")
-        except OSError:
-            if not os.path.lexists(f"{claims}/{number + 1}"):
-                break
-            name = ""  # not a link: nobody's claim
-        number += 1
-    return Holder(run, name, number) if _NAME.fullmatch(name) else None
+    names = _claims(run)
+    found = names and _NAME.fullmatch(names[-1])
+    return Holder(run, names[-1], len(names)) if found else None
 
 
 def claim(run: RunFolder, name: str, require_over: Callable[[Holder | None], None]) -> None:
@@ -117,38 +128,19 @@ def claim(run: RunFolder, name: str, require_over: Callable[[Holder | None], Non
 
 def claim_number(run: RunFolder, job_start: str) -> int:
     """Return which job start of the run this is, from 1; 0 if it never had the run folder."""
-    number = 1
-    while os.path.lexists(path := run.claims / str(number)):
-        if os.readlink(path) == job_start:
-            return number
-        number += 1
-    return 0
+    names = _claims(run)
+    return names.index(job_start) + 1 if job_start in names else 0
 
 
 def find_successor(run: RunFolder, job_start: str) -> str:
     """Return the name of the job start that has taken the run folder over from this one; "" if
-    none has.
-
-    Nor has one if the folder of claims cannot be read, even after a few tries: a moment without a
-    free descriptor, or a file server's hiccup, must not end a run. Lists the folder: a network file
-    system may remember for a minute that a single link was not there.
+    none has, or if the claims can't be read now. A job start without a claim was started by hand.
     """
-    for pause in READ_PAUSES:
-        try:
-            numbers = sorted(int(name) for name in os.listdir(run.claims) if name.isdigit())
-            names = [os.readlink(run.claims / str(number)) for number in numbers]
-        except FileNotFoundError:
-            return ""  # nobody claimed it
-        except OSError:
-            time.sleep(pause)
-            continue
-        # A job start without a claim was started by hand.
-        return names[-1] if job_start in names[:-1] and names[-1] != job_start else ""
-    return ""
+    names = _claims(run)
+    return names[-1] if job_start in names[:-1] and names[-1] != job_start else ""
 
 
 # -- the processes of a local job start
-# ----------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -176,15 +168,8 @@ def describe_processes(pids: Sequence[int]) -> str:
     """Return processes of this host so that `live_pids` can tell on any host which of them still
     run.
     """
-    processes = [[pid, _started(pid)] for pid in pids]
-    return json.dumps(
-        {
-            "host": socket.gethostname(),
-            "boot": boot_id(),
-            "namespace": pid_namespace(),
-            "processes": processes,
-        }
-    )
+    known = {"host": socket.gethostname(), "boot": boot_id(), "namespace": pid_namespace()}
+    return json.dumps({**known, "processes": [[pid, process_start(pid)] for pid in pids]})
 
 
 def live_pids(known: dict[str, Any]) -> list[int]:
@@ -196,7 +181,7 @@ def live_pids(known: dict[str, Any]) -> list[int]:
     return [
         int(pid)
         for pid, started in known.get("processes", ())
-        if started and _started(pid) == started
+        if started and process_start(pid) == started
     ]
 
 
@@ -208,18 +193,3 @@ def _is_this_host(known: dict[str, Any]) -> bool:
         return False
     boot = boot_id()
     return bool(known.get("boot") == boot if boot else known.get("host") == socket.gethostname())
-
-
-def _started(pid: int) -> str:
-    """Return when a process started, which tells it from others with the same pid; empty if it
-    does not run.
-    """
-    if os.path.exists("/proc/self/stat"):
-        return process_start(pid)
-    try:  # macOS does not tell
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return ""
-    except OSError:
-        pass
-    return "running"

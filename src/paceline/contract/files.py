@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import stat
 import sys
@@ -32,46 +33,28 @@ def make_own_folder(base: Path | str) -> Path:
 
     If another user has taken its name, it gets another one, which `find_own_folder` finds too.
     """
-    found = find_own_folder(base)
-    if found is not None:
+    if (found := find_own_folder(base)) is not None:
         return found
+    path = Path(base) / own_folder_name()
     try:
-        os.mkdir(Path(base) / own_folder_name(), PRIVATE_MODE)
+        path.mkdir(PRIVATE_MODE)
     except FileExistsError:
-        made = Path(tempfile.mkdtemp(prefix=f"{own_folder_name()}-", dir=base))
-        # two processes may have made one each: both use the first
-        return find_own_folder(base) or made
-    return Path(base) / own_folder_name()
+        path = Path(tempfile.mkdtemp(prefix=f"{path.name}-", dir=base))
+    # two processes may have made one each: both use the same
+    return find_own_folder(base) or path
 
 
 def find_own_folder(base: Path | str) -> Path | None:
     """Return our folder in a shared place, closed to others from now on; None if there is none."""
-    for path in _candidates(Path(base)):
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            continue  # it does not exist, is a link, or belongs to others
-        try:
-            status = os.fstat(descriptor)
-            if status.st_uid == os.geteuid():
-                if stat.S_IMODE(status.st_mode) != PRIVATE_MODE:
-                    os.fchmod(descriptor, PRIVATE_MODE)
-                return path
-        except OSError:
-            continue
-        finally:
-            os.close(descriptor)
-    return None
-
-
-def _candidates(base: Path) -> Iterator[Path]:
     name = own_folder_name()
-    yield base / name
-    try:
-        others = sorted(entry for entry in os.listdir(base) if entry.startswith(f"{name}-"))
-    except OSError:
-        return
-    yield from (base / other for other in others)
+    for path in itertools.chain([Path(base) / name], Path(base).glob(f"{name}-*")):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+                if stat.S_IMODE(status.st_mode) != PRIVATE_MODE:
+                    path.chmod(PRIVATE_MODE)
+                return path
+    return None
 
 
 def open_own_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
@@ -94,57 +77,53 @@ def open_without_waiting(
 
     `follow` allows a link to such a file.
     """
-    return open_regular(path, flags, follow=follow)[0]
-
-
-def open_regular(
-    path: Path | str, flags: int = os.O_RDONLY, *, follow: bool = False
-) -> tuple[int, os.stat_result]:
-    """Do the same, and return what the system knows of the file too."""
     flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-    try:
-        descriptor = os.open(path, flags, 0o600)
-    except OSError as error:
-        # a link; a pipe without a reader, or a socket
-        if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise _not_a_file(path) from None
-        raise
-    known = os.fstat(descriptor)
-    if not stat.S_ISREG(known.st_mode):
+    descriptor = os.open(path, flags, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise _not_a_file(path)
-    return descriptor, known
-
-
-def _not_a_file(path: Path | str) -> OSError:
-    return OSError(errno.EINVAL, "It is not a regular file", str(path))
-
-
-STANDARD = (1, 2)  # the descriptors of standard output and standard error
+        raise OSError(errno.EINVAL, "It is not a regular file", str(path))
+    return descriptor
 
 
 @contextlib.contextmanager
-def open_output(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
+def replace_file(path: Path, *, mode: int = 0o644, sync: bool = False) -> Iterator[BinaryIO]:
+    """Write a file that appears under its name when it is complete; with `sync`, it is on the disk
+    before that.
+    """
+    # A name that nobody can guess, and no file but a new one: others may write to the folder too.
+    partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}.partial")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with open(descriptor, "wb") as file:
+            yield file
+            if sync:
+                file.flush()
+                os.fsync(descriptor)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def open_output(path: Path) -> Iterator[BinaryIO]:
     """Open a user's path for writing.
 
-    A regular file appears under its name when it is complete; with `sync`, it is on the disk before
-    that. A link stays a link, and an existing file keeps its permissions. A pipe, a terminal or
-    another device gets what is written.
+    A regular file is replaced as a whole and keeps its permissions, and a link to it stays a link.
+    Standard output, a pipe, a terminal or another device gets what is written.
     """
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        found = None
-    if (descriptor := _standard(found)) is not None:
-        for stream in filter(None, (sys.stdout, sys.stderr)):
-            stream.flush()
-        with open(os.dup(descriptor), "wb") as file:
+    target = Path(os.path.realpath(path))
+    if is_standard_output(path):
+        sys.stdout.flush()
+        with open(os.dup(1), "wb") as file:
             yield file
-    elif found is not None and not stat.S_ISREG(found.st_mode):
-        with open(os.open(path, os.O_WRONLY), "wb") as file:  # never made anew
+    elif target.exists() and not target.is_file():
+        with open(os.open(target, os.O_WRONLY), "wb") as file:  # never made anew
             yield file
     else:
-        with _replace(Path(os.path.realpath(path)), found, sync=sync) as file:
+        with replace_file(target) as file:
+            if target.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
             yield file
 
 
@@ -156,40 +135,7 @@ def write_output(path: Path, text: str) -> None:
 
 def is_standard_output(path: Path) -> bool:
     """Whether a path is where this process prints, such as /dev/stdout."""
-    try:
-        return _standard(os.stat(path)) == 1
-    except OSError:
-        return False
-
-
-def _standard(found: os.stat_result | None) -> int | None:
-    """Return the descriptor of this process that has a file open already. It may not be replaced
-    under its feet.
-    """
-    for descriptor in STANDARD:
-        with contextlib.suppress(OSError):
-            if found is not None and os.path.samestat(found, os.fstat(descriptor)):
-                return descriptor
-    return None
-
-
-@contextlib.contextmanager
-def _replace(path: Path, found: os.stat_result | None, *, sync: bool) -> Iterator[BinaryIO]:
-    # A name that nobody can guess, and no file but a new one: others may write to the folder too.
-    partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}.partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    try:
-        with open(descriptor, "wb") as file:
-            if found is not None:
-                os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
-            yield file
-            file.flush()
-            if sync:
-                os.fsync(descriptor)
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    return path.exists() and os.path.samestat(path.stat(), os.fstat(1))
 
 
 def show_size(size: float) -> str:

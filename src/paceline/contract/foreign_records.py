@@ -9,7 +9,6 @@ raises the errors that a missing file would (`OSError`, `ValueError`).
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -17,12 +16,10 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.contract.files import open_regular
+from paceline.contract.files import open_without_waiting
 
 MAX_RECORD = 16 << 20  # bytes of a file with one object
 MAX_LINES = 256 << 20  # bytes at the end of a file with one object per line
-CHUNK = 1 << 18  # bytes per call
-_MAX_DIGITS = 300  # of an integer, so that it fits into a float
 _LARGEST = 1e18
 _LATEST = 1e11  # seconds since 1970
 TIMES = ("time", "created", "started", "ended")
@@ -34,11 +31,7 @@ T = TypeVar("T")
 
 def read_bounded(path: Path | str, limit: int = MAX_RECORD) -> bytes:
     """Return a regular file's content. Raises ValueError if there is more than `limit`."""
-    descriptor, _ = open_regular(path, follow=True)
-    try:
-        content = _read(descriptor, limit + 1)
-    finally:
-        os.close(descriptor)
+    content = read_tail(path, limit + 1)
     if len(content) > limit:
         raise ValueError(f"{os.path.basename(path)} has more than {limit} bytes")
     return content
@@ -46,30 +39,16 @@ def read_bounded(path: Path | str, limit: int = MAX_RECORD) -> bytes:
 
 def read_tail(path: Path | str, size: int) -> bytes:
     """Return the end of a regular file."""
-    descriptor, known = open_regular(path, follow=True)
-    try:
-        if (skipped := known.st_size - size) > 0:
-            os.lseek(descriptor, skipped, os.SEEK_SET)
-        return _read(descriptor, size)
-    finally:
-        os.close(descriptor)
-
-
-def _read(descriptor: int, size: int) -> bytes:
-    """Read up to `size` bytes, and take no memory for more than there is."""
-    parts = []
-    while size > 0 and (part := os.read(descriptor, min(size, CHUNK))):
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+    with open(open_without_waiting(path, follow=True), "rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - size))
+        return file.read(min(size, end))
 
 
 def parse(text: str | bytes) -> Any:
     """Parse JSON. Raises ValueError for all that cannot be parsed, whatever the reason."""
     try:
-        return _DECODER.decode(
-            text if isinstance(text, str) else text.decode("utf-8", "surrogatepass")
-        )
+        return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -106,16 +85,11 @@ def keep_valid(table: dict[str, Any], expected: Fields) -> dict[str, Any]:
     """Return an object without the values that have another type than they should, or are not
     finite.
     """
-    wrong = [
-        key
+    return {
+        key: value
         for key, value in table.items()
-        if (types := expected.get(key)) is not None
-        # Quick, because lists of runs have many: a value of exactly this type, which is none of
-        # numbers.
-        and not (type(value) is types and types is not int)
-        and not _is_valid(key, value, types)
-    ]
-    return {key: value for key, value in table.items() if key not in wrong} if wrong else table
+        if key not in expected or _is_valid(key, value, expected[key])
+    }
 
 
 def read_fields(path: Path | str, expected: Fields | None = None) -> dict[str, Any]:
@@ -127,13 +101,11 @@ def read_fields(path: Path | str, expected: Fields | None = None) -> dict[str, A
 
 
 def _is_valid(key: str, value: Any, types: type | tuple[type, ...]) -> bool:
-    if isinstance(value, bool):
-        return types is bool
-    if isinstance(value, NUMBER) and (not math.isfinite(value) or abs(value) > _LARGEST):
+    if not isinstance(value, types) or isinstance(value, bool) != (types is bool):
         return False
-    if key in TIMES and isinstance(value, NUMBER):
-        return 0 <= value <= _LATEST
-    return isinstance(value, types)
+    if isinstance(value, NUMBER):
+        return 0 <= value <= _LATEST if key in TIMES else abs(value) <= _LARGEST
+    return True
 
 
 def make(cls: type[T], table: Mapping[str, Any]) -> T:
@@ -152,31 +124,27 @@ def make(cls: type[T], table: Mapping[str, Any]) -> T:
     return cls(**values)
 
 
+_TYPES: dict[str, Any] = {
+    "str": str,
+    "bool": bool,
+    "int": int,
+    "float": NUMBER,
+    "list": list,
+    "dict": dict,
+}
+
+
 def _fits(value: Any, annotation: str) -> bool:
-    """Return whether a parsed value has the type of an annotation; only those that our records use
-    are known.
+    """Return whether a parsed value has the type of an annotation such as `dict[str, str] | None`;
+    one of another kind fits all.
     """
     if annotation.endswith(" | None"):
         return value is None or _fits(value, annotation.removesuffix(" | None"))
-    if annotation in ("str", "bool", "dict[str, Any]"):
-        return isinstance(value, {"str": str, "bool": bool}.get(annotation, dict))
-    if annotation in ("int", "float"):
-        return isinstance(value, int if annotation == "int" else NUMBER) and not isinstance(
-            value, bool
-        )
-    if annotation == "list[str]":
-        return isinstance(value, list) and all(isinstance(each, str) for each in value)
-    if annotation == "dict[str, str]":
-        return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
-    if annotation.startswith("dict[str, dict"):
-        return isinstance(value, dict) and all(isinstance(each, dict) for each in value.values())
-    return True
-
-
-def _integer(text: str) -> int:
-    if len(text) > _MAX_DIGITS:
-        raise ValueError("a number has too many digits")
-    return int(text)
-
-
-_DECODER = json.JSONDecoder(parse_int=_integer)
+    name, _, items = annotation.removesuffix("]").partition("[")
+    item = items.removeprefix("str, ")  # keys are texts
+    if name not in _TYPES:
+        return True
+    if not isinstance(value, _TYPES[name]) or isinstance(value, bool) != (name == "bool"):
+        return False
+    parts = value.values() if isinstance(value, dict) else value if name == "list" else ()
+    return all(_fits(each, item) for each in parts)

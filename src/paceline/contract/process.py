@@ -37,12 +37,24 @@ def boot_id() -> str:
 
 
 def process_start(pid: int) -> str:
-    """Return the boot id and the kernel's start time of a process; empty if it does not run."""
+    """Return the boot id and the kernel's start time of a process, which tell it from others with
+    the same pid; empty if it does not run.
+    """
     try:
         values = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
-        return ""
+        return "" if sys.platform == "linux" or not _exists(pid) else "running"  # macOS
     return "" if values[0] in (b"Z", b"X") else f"{boot_id()} {int(values[19])}"
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # another user's
+    return True
 
 
 def pid_namespace() -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from paceline.contract.files import replace_file
 
 # in the folder of a submission while nobody knows whether Slurm has its job
 SUBMITTING = "submitting"
@@ -253,33 +254,32 @@ def parse_mark(line: bytes) -> tuple[int, float] | None:
     return int(line[:16]), float(line[17:31])
 
 
-# -- files that are complete or absent
+def write_atomically(path: Path, text: str, *, mode: int = 0o644, sync: bool = False) -> None:
+    """Write a text as `replace_file` does: readers see all of it or none."""
+    with replace_file(path, mode=mode, sync=sync) as file:
+        file.write(text.encode("utf-8"))
+
+
+# -- files that can be written when the disk is full
 
 RESERVED_BYTES = 4096
 
 
 def reserve(path: Path) -> None:
-    """Reserve disk space for a file, so that `write_reserved` can write it when the disk is
-    full.
-    """
+    """Reserve disk space for a small file, which `write_reserved` writes."""
     write_atomically(_reserve_of(path), " " * RESERVED_BYTES)
 
 
 def write_reserved(path: Path, text: str) -> None:
-    """Write a small file as `write_atomically` does; on a full disk, into the space that was
-    reserved for it.
-    """
+    """Write a file as `write_atomically` does, into the space that was reserved for it, if any."""
     reserved = _reserve_of(path)
     try:
-        write_atomically(path, text)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or len(text.encode()) > RESERVED_BYTES:
-            raise
         with open(reserved, "r+", encoding="utf-8") as file:  # its blocks are allocated already
             file.write(text)
             file.truncate()
         os.replace(reserved, path)
-    release(path)
+    except FileNotFoundError:
+        write_atomically(path, text)
 
 
 def release(path: Path) -> None:
@@ -289,24 +289,3 @@ def release(path: Path) -> None:
 
 def _reserve_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.reserved")
-
-
-def write_atomically(path: Path, text: str, *, mode: int = 0o644, sync: bool = False) -> None:
-    """Write a file so that readers see all of it or none: write it next to its path, then rename
-    it.
-
-    With `sync`, it is on the disk before that.
-    """
-    # A name that nobody can guess, and no file but a new one: others may write to the folder too.
-    partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}.partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            if sync:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.files import open_regular
+from paceline.contract.files import open_without_waiting
 from paceline.contract.foreign_records import read_object
 from paceline.contract.run_folder import TRIALS, RunFolder
 
@@ -131,7 +131,7 @@ def is_fetched(folder: RunFolder) -> bool:
     if folder.arrivals.is_dir():
         return True
     try:
-        descriptor, _ = open_regular(folder.fetched)
+        descriptor = open_without_waiting(folder.fetched)
     except OSError:
         return False
     with open(descriptor, "rb") as file:

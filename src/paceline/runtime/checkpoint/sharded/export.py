@@ -49,7 +49,7 @@ def gather(folder: Path, name: str, names: dict[str, str]) -> dict[str, torch.Te
 def write_tensors(output: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Write a safetensors file or, by its name, one that `torch.load` reads."""
     if output.suffix.lower() != ".safetensors":
-        with open_output(output, sync=True) as file:
+        with open_output(output) as file:
             torch.save(tensors, file)
         return
     pieces, offset = [], 0
