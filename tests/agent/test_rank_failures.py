@@ -453,11 +453,11 @@ def test_a_hang_leaves_the_scripts_own_signal_alone(launch: Launch) -> None:
 
 UNSAVED_STATE = """
 import contextlib, os, time
-from paceline.contract.heartbeat_file import FINISHED, SLOT, UNSAVED, slot_offset, unsaved_offset
+from paceline.contract.heartbeat_file import FINISHED, SLOT, UNSAVED, slot_offset
 if os.environ["RANK"] == "0":
     with open(os.environ["PACELINE_HEARTBEAT"], "r+b") as file:
         os.pwrite(file.fileno(), SLOT.pack(FINISHED, 7, os.getpid(), time.time(), 0.1), slot_offset(0))
-        os.pwrite(file.fileno(), UNSAVED.pack(7 + 1), unsaved_offset(0))
+        os.pwrite(file.fileno(), UNSAVED.pack(7 + 1), UNSAVED.offset(0))
     with contextlib.suppress(OSError), open("ballast", "wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))

@@ -9,8 +9,9 @@ read, never run.
 from __future__ import annotations
 
 import ast
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +67,9 @@ PRESETS = (
 )
 
 
+MAX_FILES = 200  # that are read of one project
+
+
 def describe(stop_signal: str, codes: Sequence[int], why: str = "") -> str:
     """Return the contract in one line."""
     meaning = " or ".join(str(code) for code in sorted({*codes, STOPPED_EXIT}))
@@ -77,17 +81,10 @@ def describe(stop_signal: str, codes: Sequence[int], why: str = "") -> str:
 
 def describe_contract(stop_signal: str, saved_exit_code: int, preset: Preset | None) -> str:
     """Return what applies: settings first, then the preset."""
-    codes = [saved_exit_code]
-    if stop_signal:
-        return describe(stop_signal, codes, "set")
-    if preset is None:
-        return describe(PLAIN_SIGNAL, codes)
-    return describe(
-        preset.stop_signal, [*codes, preset.saved_exit_code], f"preset of the {preset.name}"
-    )
-
-
-MAX_FILES = 200  # that are read of one project
+    if stop_signal or preset is None:
+        return describe(stop_signal or PLAIN_SIGNAL, [saved_exit_code], stop_signal and "set")
+    codes = [saved_exit_code, preset.saved_exit_code]
+    return describe(preset.stop_signal, codes, f"preset of the {preset.name}")
 
 
 def read_program(
@@ -96,25 +93,17 @@ def read_program(
     """Return the file and the text of a program; (None, "") if it cannot be found without
     importing it.
     """
-    paths = [Path(program)]
+    names = [program]
     if is_module:
-        module = Path(*program.split("."))
-        paths = [
-            Path(folder) / path
-            for folder in import_path
-            for path in (module.parent / f"{module.name}.py", module / "__main__.py")
-        ]
-    for path in paths:
-        try:
-            return path, path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue
-    return None, ""
+        name = program.replace(".", "/")
+        names = [f"{path}/{name}{end}" for path in import_path for end in (".py", "/__main__.py")]
+    path = next((Path(name) for name in names if os.path.isfile(name)), None)
+    return path, "" if path is None else path.read_text(encoding="utf-8", errors="replace")
 
 
 def imported_names(source: str) -> list[str]:
     """Return the dotted names that a module imports, also inside functions; relative ones begin
-    with dots.
+    with a dot.
     """
     try:
         nodes = list(ast.walk(ast.parse(source)))
@@ -123,19 +112,18 @@ def imported_names(source: str) -> list[str]:
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
-            base = "." * node.level + (node.module or "")
-            names += [
-                base,
-                *(f"{base}{'.' if node.module else ''}{alias.name}" for alias in node.names),
-            ]
+            base = f"{'.' * bool(node.level)}{node.module or ''}"
+            names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
     return names
 
 
 def imports_runtime(source: str) -> bool:
     """Whether a program imports Paceline; otherwise it probably has no step boundaries."""
-    return "paceline" in source and any(
-        name.split(".")[0] == "paceline" for name in imported_names(source)
-    )
+    return "paceline" in source and "paceline" in _packages(source)
+
+
+def _packages(source: str) -> set[str]:
+    return {name.split(".")[0] for name in imported_names(source)}
 
 
 def opens_session(source: str) -> bool:
@@ -152,19 +140,21 @@ def read_sources(program: str, *, is_module: bool, import_path: Sequence[str]) -
     path, text = read_program(program, is_module=is_module, import_path=import_path)
     if path is None:
         return []
-    folders = [
-        *(Path(folder) for folder in import_path),
-        *([] if is_module else [path.resolve().parent]),
-    ]
-    found, pending = {path: text}, [path]
-    while pending and len(found) < MAX_FILES:
-        importer = pending.pop()
-        for name in imported_names(found[importer]):
-            for file, its_text in _read_module(name, importer, folders):
-                if file not in found:
-                    found[file] = its_text
-                    pending.append(file)
-    return list(found.values())
+    folders = [path.resolve().parent, *map(Path, import_path)]
+    files, texts = [path.resolve()], [text]
+    for importer, source in zip(files, texts, strict=False):  # both grow
+        places = [*folders, importer.parent, importer.parent.parent]
+        names = [name.strip(".").replace(".", "/") for name in imported_names(source)]
+        for file in (
+            Path(f"{place}/{name}{end}")
+            for place in places
+            for name in names
+            for end in (".py", "/__init__.py")
+        ):
+            if file not in files and file.is_file() and len(files) < MAX_FILES:
+                files.append(file)
+                texts.append(file.read_text(encoding="utf-8", errors="replace"))
+    return texts
 
 
 def find_preset(sources: Sequence[str]) -> Preset | None:
@@ -173,29 +163,6 @@ def find_preset(sources: Sequence[str]) -> Preset | None:
     """
     if not sources or opens_session(sources[0]):
         return None
-    packages = {
-        source: {name.split(".")[0] for name in imported_names(source)} for source in sources
-    }
-    return next(
-        (
-            preset
-            for preset in PRESETS
-            for source in sources
-            if preset.fits(source, packages[source])
-        ),
-        None,
-    )
-
-
-def _read_module(name: str, importer: Path, folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:
-    relative = name.lstrip(".")
-    level = len(name) - len(relative)
-    for folder in importer.parents[level - 1 : level] if level else folders:
-        base = folder.joinpath(*relative.split("."))
-        for path in (
-            (base.with_suffix(".py"), base / "__init__.py") if relative else (base / "__init__.py",)
-        ):
-            try:
-                yield path.resolve(), path.read_text(encoding="utf-8", errors="replace")
-            except (OSError, ValueError):
-                continue
+    imports = [(source, _packages(source)) for source in sources]
+    fitting = (preset for preset in PRESETS for each in imports if preset.fits(*each))
+    return next(fitting, None)

@@ -23,37 +23,20 @@ SLOT_SIZE = 128
 # States of a rank, in the order in which they happen.
 ABSENT, READY, RUNNING, SAVED_AND_STOPPED, FINISHED = range(5)
 
-# What a rank knows of the others, in the same slot. Only the rank's bootstrap writes it.
-COORDINATION = struct.Struct("=q")
-# Nothing is known; it read its rank; it trains without having read it; it calls mp.spawn without
-# having read it; it ended without having read it.
-UNKNOWN, COORDINATED, TRAINS_ALONE, SPAWNS_ALONE, ENDED_ALONE = range(5)
 
-# 1 once the script has ended normally, its threads and exit handlers included: only the process is
-# still to exit.
-SCRIPT_ENDED = struct.Struct("=q")
+class SlotField(struct.Struct):
+    """A further field of a rank's slot, after another one."""
 
-# On rank 0, once its last state could not be saved: the step of that state, plus 1.
-UNSAVED = struct.Struct("=q")
+    def __init__(self, format: str, *, after: struct.Struct) -> None:
+        super().__init__(format)
+        self.start = getattr(after, "start", 0) + after.size
 
-# The framework that the rank has imported: its place in `PRESETS`, plus 1. Only the rank's
-# bootstrap writes it.
-FRAMEWORK = struct.Struct("=q")
+    def __new__(cls, format: str, *, after: struct.Struct) -> SlotField:
+        return super().__new__(cls, format)  # type: ignore[call-arg]
 
-# How a rank spends its time, as of the last consensus: seconds that it has waited for data since
-# its first step, and seconds of a step before it exchanges gradients; 0 while unknown.
-TIMES = struct.Struct("=dd")
-
-# 1 once the rank has opened a session: its script uses the runtime, wherever it imports it.
-IN_SESSION = struct.Struct("=q")
-
-# Whether the rank gives itself the signal of `STEP_SIGNAL` after an optimizer step: not yet; it
-# will; it has.
-AT_STEPS = struct.Struct("=q")
-_, TAKES_SIGNALS, SIGNALLED = range(3)
-
-# 1 as long as the rank writes its stacks on SIGUSR2; the script may take the signal for itself.
-WRITES_STACKS = struct.Struct("=q")
+    def offset(self, local_rank: int) -> int:
+        """Return where the field of a local rank begins."""
+        return slot_offset(local_rank) + self.start
 
 
 def slot_offset(local_rank: int) -> int:
@@ -61,40 +44,41 @@ def slot_offset(local_rank: int) -> int:
     return SLOT_SIZE * (local_rank + 1)
 
 
-def coordination_offset(local_rank: int) -> int:
-    return slot_offset(local_rank) + SLOT.size
-
-
-def script_ended_offset(local_rank: int) -> int:
-    return coordination_offset(local_rank) + COORDINATION.size
-
-
-def unsaved_offset(local_rank: int) -> int:
-    return script_ended_offset(local_rank) + SCRIPT_ENDED.size
-
-
-def framework_offset(local_rank: int) -> int:
-    return unsaved_offset(local_rank) + UNSAVED.size
-
-
-def times_offset(local_rank: int) -> int:
-    return framework_offset(local_rank) + FRAMEWORK.size
-
-
-def in_session_offset(local_rank: int) -> int:
-    return times_offset(local_rank) + TIMES.size
-
-
-def at_steps_offset(local_rank: int) -> int:
-    return in_session_offset(local_rank) + IN_SESSION.size
-
-
-def writes_stacks_offset(local_rank: int) -> int:
-    return at_steps_offset(local_rank) + AT_STEPS.size
-
-
 def file_size(ranks: int) -> int:
     return SLOT_SIZE * (ranks + 1)
+
+
+# What a rank knows of the others. Only the rank's bootstrap writes it.
+COORDINATION = SlotField("=q", after=SLOT)
+# Nothing is known; it read its rank; it trains without having read it; it calls mp.spawn without
+# having read it; it ended without having read it.
+UNKNOWN, COORDINATED, TRAINS_ALONE, SPAWNS_ALONE, ENDED_ALONE = range(5)
+
+# 1 once the script has ended normally, its threads and exit handlers included: only the process is
+# still to exit.
+SCRIPT_ENDED = SlotField("=q", after=COORDINATION)
+
+# On rank 0, once its last state could not be saved: the step of that state, plus 1.
+UNSAVED = SlotField("=q", after=SCRIPT_ENDED)
+
+# The framework that the rank has imported: its place in `PRESETS`, plus 1. Only the rank's
+# bootstrap writes it.
+FRAMEWORK = SlotField("=q", after=UNSAVED)
+
+# How a rank spends its time, as of the last consensus: seconds that it has waited for data since
+# its first step, and seconds of a step before it exchanges gradients; 0 while unknown.
+TIMES = SlotField("=dd", after=FRAMEWORK)
+
+# 1 once the rank has opened a session: its script uses the runtime, wherever it imports it.
+IN_SESSION = SlotField("=q", after=TIMES)
+
+# Whether the rank gives itself the signal of `STEP_SIGNAL` after an optimizer step: not yet; it
+# will; it has.
+AT_STEPS = SlotField("=q", after=IN_SESSION)
+_, TAKES_SIGNALS, SIGNALLED = range(3)
+
+# 1 as long as the rank writes its stacks on SIGUSR2; the script may take the signal for itself.
+WRITES_STACKS = SlotField("=q", after=AT_STEPS)
 
 
 class ScriptEnd:
@@ -106,7 +90,7 @@ class ScriptEnd:
 
     def __init__(self, path: str, local_rank: int) -> None:
         self.is_normal = False
-        self._path, self._offset, self._pid = path, script_ended_offset(local_rank), os.getpid()
+        self._path, self._offset, self._pid = path, SCRIPT_ENDED.offset(local_rank), os.getpid()
         atexit.register(self._write)
 
     def _write(self) -> None:

@@ -30,37 +30,32 @@ class LineWriter:
             return True
         # file names may hold any bytes; in JSON this is an escape
         data = text.encode(errors="backslashreplace")
-        try:
+        problem = None
+        for _ in range(2):
             try:
                 self._write(self.path, data)
-            except OSError:
+                return True
+            except OSError as error:
                 # Open the file anew, once: a file server that was away for a moment invalidates
                 # open files.
                 self.close()
-                self._write(self.path, data)
-        except OSError as error:
-            self.close()
-            if not self._has_warned:
-                self._has_warned = True
-                message = (
-                    f"paceline: could not write to {self.path} ({error.strerror}); some "
-                    "lines are lost"
-                )
-                print(message, file=sys.stderr, flush=True)
-            return False
-        return True
+                problem = error
+        if problem is not None and not self._has_warned:
+            self._has_warned = True
+            message = f"could not write to {self.path} ({problem.strerror}); some lines are lost"
+            print(f"paceline: {message}", file=sys.stderr, flush=True)
+        return False
 
     def _write(self, path: Path, data: bytes) -> None:
         if self._descriptor is None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(
-                path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
-            )
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._descriptor = os.open(path, flags, 0o644)
             size = os.fstat(self._descriptor).st_size
             # A killed writer or a full disk may have left half a line: end it, so that only that
             # line is lost.
             if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
-                os.write(self._descriptor, b"\n")
+                data = b"\n" + data
         if os.write(self._descriptor, data) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.contract.heartbeat_file import WRITES_STACKS, writes_stacks_offset
+from paceline.contract.heartbeat_file import WRITES_STACKS
 
 
 def write_stacks_on_signal(
@@ -48,7 +48,7 @@ def write_stacks_on_signal(
 def _mark(heartbeat_file: str, local_rank: int, value: int) -> None:
     # without it, the agent is gone
     with suppress(OSError), open(heartbeat_file, "r+b", buffering=0) as file:
-        os.pwrite(file.fileno(), WRITES_STACKS.pack(value), writes_stacks_offset(local_rank))
+        os.pwrite(file.fileno(), WRITES_STACKS.pack(value), WRITES_STACKS.offset(local_rank))
 
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
@@ -108,14 +108,9 @@ def read_stack(text: str) -> Stack | None:
     """Return the main thread of the last dump in a file; None if there is none. Each dump lists it
     last.
     """
-    starts = [match.start() for match in _THREAD.finditer(text)]
-    if not starts:
-        return None
-    frames = [
-        Frame(path, int(line), function.strip())
-        for path, line, function in _FRAME.findall(text[starts[-1] :])
-    ]
-    return Stack(tuple(frames)) if frames else None
+    _, *threads = _THREAD.split(text)
+    frames = _frames(threads[-1]) if threads else ()
+    return Stack(frames) if frames else None
 
 
 def read_crash(text: str) -> str:
@@ -124,15 +119,16 @@ def read_crash(text: str) -> str:
 
     It is the innermost frame of the user's own code in the thread that crashed.
     """
-    _, found, dump = text.rpartition("Fatal Python error: ")
-    _, current, thread = dump.partition("Current thread 0x")
-    if not found or not current:
-        return ""
-    thread = _THREAD.split(thread.partition("\n\n")[0])[0]
-    frames = tuple(
+    _, _, dump = text.rpartition("Fatal Python error: ")
+    _, _, thread = dump.partition("Current thread 0x")
+    frames = _frames(_THREAD.split(thread.partition("\n\n")[0])[0]) if dump != text else ()
+    return Stack(frames).where if frames else ""
+
+
+def _frames(thread: str) -> tuple[Frame, ...]:
+    return tuple(
         Frame(path, int(line), function.strip()) for path, line, function in _FRAME.findall(thread)
     )
-    return Stack(frames).where if frames else ""
 
 
 STACKS = "--stacks"

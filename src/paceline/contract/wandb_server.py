@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 from collections.abc import Mapping
-from pathlib import Path
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 PUBLIC = "https://api.wandb.ai"
@@ -33,29 +33,24 @@ def base_url(environ: Mapping[str, str]) -> str:
     """Return the server's address: from the environment, from `wandb login --host`, or the public
     one.
     """
-    if environ.get("WANDB_BASE_URL"):
-        return environ["WANDB_BASE_URL"]
     folder = environ.get("WANDB_CONFIG_DIR") or os.path.join(_home(environ), ".config", "wandb")
     parser = configparser.ConfigParser(interpolation=None)
-    try:
+    # a file that wandb can't read either doesn't count
+    with suppress(OSError, configparser.Error, UnicodeDecodeError):
         parser.read(os.path.join(folder, "settings"), encoding="utf-8")
-        return parser.get("default", "base_url", fallback=PUBLIC)
-    except (OSError, configparser.Error, UnicodeDecodeError):
-        return PUBLIC
+    known = parser.get("default", "base_url", fallback=PUBLIC)
+    return environ.get("WANDB_BASE_URL") or known
 
 
 def missing_key(environ: Mapping[str, str]) -> str:
     """Return why there is no key; empty if there is one."""
     if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return ""
-    host = urlsplit(base_url(environ)).netloc
-    home = Path(_home(environ))
-    for path in filter(None, (environ.get("NETRC"), home / ".netrc", home / "_netrc")):
-        try:
-            if netrc.netrc(str(path)).authenticators(host):
+    host, home = urlsplit(base_url(environ)).netloc, _home(environ)
+    for path in filter(None, (environ.get("NETRC"), f"{home}/.netrc", f"{home}/_netrc")):
+        with suppress(OSError, netrc.NetrcParseError):
+            if netrc.netrc(path).authenticators(host):
                 return ""
-        except (OSError, netrc.NetrcParseError):
-            continue
     return f"there is no API key for {host}"
 
 
@@ -65,34 +60,29 @@ def unreachable(environ: Mapping[str, str]) -> str:
     proxy = _proxy(environ, url.scheme, url.hostname or "")
     target = urlsplit(proxy if "://" in proxy else f"http://{proxy}") if proxy else url
     host, port = target.hostname or "", target.port or (443 if target.scheme == "https" else 80)
-    answer: list[str] = []
+    problems = [f"{host}:{port} did not respond within {TIMEOUT:.0f} s"]
 
     def connect() -> None:
         try:
             socket.create_connection((host, port), timeout=CONNECT_TIMEOUT).close()
-            answer.append("")
+            problems.append("")
         except OSError as error:
-            answer.append(f"{host}:{port} cannot be reached ({error.strerror or error})")
+            problems.append(f"{host}:{port} cannot be reached ({error.strerror or error})")
 
     # In a thread: name resolution has no time limit, and takes minutes if name servers don't
     # answer.
     thread = threading.Thread(target=connect, name="paceline-connect", daemon=True)
     thread.start()
     thread.join(TIMEOUT)
-    return answer[0] if answer else f"{host}:{port} did not respond within {TIMEOUT:.0f} s"
+    return problems[-1]
 
 
 def _proxy(environ: Mapping[str, str], scheme: str, host: str) -> str:
-    without = [
-        each.strip().lstrip(".") for each in _either(environ, "no_proxy").split(",") if each.strip()
-    ]
-    if "*" in without or any(host == each or host.endswith(f".{each}") for each in without):
+    known = {name.lower(): value for name, value in environ.items() if value}
+    without = [name.strip().lstrip(".") for name in known.get("no_proxy", "").split(",")]
+    if any(name and f".{host}".endswith(f".{name}") for name in without) or "*" in without:
         return ""
-    return _either(environ, f"{scheme}_proxy") or _either(environ, "all_proxy")
-
-
-def _either(environ: Mapping[str, str], name: str) -> str:
-    return environ.get(name) or environ.get(name.upper()) or ""
+    return known.get(f"{scheme}_proxy") or known.get("all_proxy", "")
 
 
 def _home(environ: Mapping[str, str]) -> str:

@@ -14,7 +14,6 @@ from paceline.contract.heartbeat_file import (
     COORDINATION,
     ENDED_ALONE,
     UNKNOWN,
-    coordination_offset,
     file_size,
 )
 
@@ -107,7 +106,7 @@ def coordination_of(script: str, folder: Path) -> int:
         stderr=subprocess.DEVNULL,
         check=False,
     )
-    value: int = COORDINATION.unpack_from(heartbeat.read_bytes(), coordination_offset(1))[0]
+    value: int = COORDINATION.unpack_from(heartbeat.read_bytes(), COORDINATION.offset(1))[0]
     return value
 
 

@@ -26,9 +26,7 @@ from paceline.contract.heartbeat_file import (
     SLOT,
     TIMES,
     file_size,
-    in_session_offset,
     slot_offset,
-    times_offset,
 )
 from tests.forked_ranks import Ranks
 from tests.runtime.models import data, net, weights
@@ -295,10 +293,10 @@ def test_the_time_that_a_rank_waits_for_data_is_in_its_slot(
         patch.setenv(env.HEARTBEAT, str(path))
         with paceline.session(cpu=True, report=False) as run:
             for _ in run.steps(run.loader(SlowDataset(), batch_size=2)):
-                waited.append(TIMES.unpack_from(path.read_bytes(), times_offset(0))[0])
+                waited.append(TIMES.unpack_from(path.read_bytes(), TIMES.offset(0))[0])
     assert waited[0] == 0.0
     assert waited[1] >= 0.04, "one batch of two samples"
-    assert TIMES.unpack_from(path.read_bytes(), times_offset(1)) == (0.0, 0.0)
+    assert TIMES.unpack_from(path.read_bytes(), TIMES.offset(1)) == (0.0, 0.0)
 
 
 def beating(path: str, ask: bool) -> list[tuple[int, int, int]]:
@@ -323,7 +321,7 @@ def test_heartbeats_have_state_and_step(ranks: Ranks, tmp_path: Path) -> None:
         assert [each[:2] for each in seen] == [(READY, 0), (RUNNING, 2), (FINISHED, 3)]
         assert len({pid for _, _, pid in seen}) == 1
     assert [
-        IN_SESSION.unpack_from(path.read_bytes(), in_session_offset(rank)) for rank in (0, 1)
+        IN_SESSION.unpack_from(path.read_bytes(), IN_SESSION.offset(rank)) for rank in (0, 1)
     ] == [(1,), (1,)]
 
 

@@ -31,16 +31,8 @@ from paceline.contract.heartbeat_file import (
     TIMES,
     UNSAVED,
     WRITES_STACKS,
-    at_steps_offset,
-    coordination_offset,
     file_size,
-    framework_offset,
-    in_session_offset,
-    script_ended_offset,
     slot_offset,
-    times_offset,
-    unsaved_offset,
-    writes_stacks_offset,
 )
 
 PREFIX = "heartbeat-"
@@ -86,7 +78,7 @@ class Heartbeats:
     def takes_signals_at_steps(self, local_rank: int) -> bool:
         """Whether a rank will do so at its next steps; false once it has."""
         return bool(
-            AT_STEPS.unpack_from(self._map, at_steps_offset(local_rank))[0] == TAKES_SIGNALS
+            AT_STEPS.unpack_from(self._map, AT_STEPS.offset(local_rank))[0] == TAKES_SIGNALS
         )
 
     def mark_terminating(self) -> None:
@@ -99,41 +91,41 @@ class Heartbeats:
 
     def read_coordination(self, local_rank: int) -> int:
         """Return what a rank knows of the others."""
-        coordination: int = COORDINATION.unpack_from(self._map, coordination_offset(local_rank))[0]
+        coordination: int = COORDINATION.unpack_from(self._map, COORDINATION.offset(local_rank))[0]
         return coordination
 
     def has_script_ended(self, local_rank: int) -> bool:
         """Whether nothing of the rank's script is left to run, although its process may still
         exist.
         """
-        return bool(SCRIPT_ENDED.unpack_from(self._map, script_ended_offset(local_rank))[0])
+        return bool(SCRIPT_ENDED.unpack_from(self._map, SCRIPT_ENDED.offset(local_rank))[0])
 
     def read_unsaved(self, local_rank: int) -> int | None:
         """Return the step of a rank's last state if that could not be saved."""
-        step: int = UNSAVED.unpack_from(self._map, unsaved_offset(local_rank))[0]
+        step: int = UNSAVED.unpack_from(self._map, UNSAVED.offset(local_rank))[0]
         return step - 1 if step else None
 
     def read_framework(self, local_rank: int) -> Preset | None:
         """Return the preset of the framework that a rank has imported."""
-        number: int = FRAMEWORK.unpack_from(self._map, framework_offset(local_rank))[0]
+        number: int = FRAMEWORK.unpack_from(self._map, FRAMEWORK.offset(local_rank))[0]
         return PRESETS[number - 1] if 0 < number <= len(PRESETS) else None
 
     def read_times(self, local_rank: int) -> tuple[float, float]:
         """Return the seconds that a rank has waited for data, and those of a step that are its
         own.
         """
-        waited, own = TIMES.unpack_from(self._map, times_offset(local_rank))
+        waited, own = TIMES.unpack_from(self._map, TIMES.offset(local_rank))
         return waited, own
 
     def is_in_session(self, local_rank: int) -> bool:
         """Whether a rank has opened a session of the runtime."""
-        return bool(IN_SESSION.unpack_from(self._map, in_session_offset(local_rank))[0])
+        return bool(IN_SESSION.unpack_from(self._map, IN_SESSION.offset(local_rank))[0])
 
     def writes_stacks(self, local_rank: int) -> bool:
         """Whether a rank writes its stacks on SIGUSR2; otherwise the signal belongs to the
         script.
         """
-        return bool(WRITES_STACKS.unpack_from(self._map, writes_stacks_offset(local_rank))[0])
+        return bool(WRITES_STACKS.unpack_from(self._map, WRITES_STACKS.offset(local_rank))[0])
 
     def remove(self) -> None:
         self._map.close()
@@ -199,8 +191,8 @@ def read_file(path: Path, local_rank: int) -> tuple[Heartbeat, tuple[float, floa
     content = path.read_bytes()
     try:
         slot = SLOT.unpack_from(content, slot_offset(local_rank))
-        waited, own = TIMES.unpack_from(content, times_offset(local_rank))
-        writes_stacks = WRITES_STACKS.unpack_from(content, writes_stacks_offset(local_rank))[0]
+        waited, own = TIMES.unpack_from(content, TIMES.offset(local_rank))
+        writes_stacks = WRITES_STACKS.unpack_from(content, WRITES_STACKS.offset(local_rank))[0]
     except struct.error as error:
         raise ValueError(str(error)) from None
     return Heartbeat(local_rank, *slot), (waited, own), bool(writes_stacks)
@@ -221,7 +213,7 @@ def write_state(path: str, *, local_rank: int, state: int) -> None:
 
 def write_coordination(path: str, *, local_rank: int, coordination: int) -> None:
     """Write what a rank knows of the others, unless a child that it forked has read the rank."""
-    offset = coordination_offset(local_rank)
+    offset = COORDINATION.offset(local_rank)
     with suppress(OSError), open(path, "r+b", buffering=0) as file:
         if COORDINATION.unpack(os.pread(file.fileno(), COORDINATION.size, offset)) != (
             COORDINATED,
@@ -231,7 +223,7 @@ def write_coordination(path: str, *, local_rank: int, coordination: int) -> None
 
 def write_framework(path: str, *, local_rank: int, number: int) -> None:
     """Write which framework a rank has imported; the first in `PRESETS` counts."""
-    offset = framework_offset(local_rank)
+    offset = FRAMEWORK.offset(local_rank)
     with suppress(OSError), open(path, "r+b", buffering=0) as file:
         known: int = FRAMEWORK.unpack(os.pread(file.fileno(), FRAMEWORK.size, offset))[0]
         if not 0 < known <= number:

@@ -21,14 +21,7 @@ import weakref
 from collections.abc import Collection
 from typing import Any
 
-from paceline.contract.heartbeat_file import (
-    AT_STEPS,
-    HEADER,
-    SIGNALLED,
-    STEP_SIGNAL,
-    TAKES_SIGNALS,
-    at_steps_offset,
-)
+from paceline.contract.heartbeat_file import AT_STEPS, HEADER, SIGNALLED, STEP_SIGNAL, TAKES_SIGNALS
 
 KNOWN, STEP = "paceline/stop/known", "paceline/stop/step"  # keys of the process group's store
 LONGEST_TIMER = 10.0  # seconds; one that takes longer does not decide when the rank saves
@@ -42,7 +35,7 @@ class CommonStep:
     def __init__(self, heartbeat_file: str, local_rank: int) -> None:
         with open(heartbeat_file, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
-        self._offset, self._pid = at_steps_offset(local_rank), os.getpid()
+        self._offset, self._pid = AT_STEPS.offset(local_rank), os.getpid()
         self._steps = 0
         # the optimizers that have made a step in this round
         self._round: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -16,10 +16,7 @@ from paceline.contract.heartbeat_file import (
     SLOT,
     TIMES,
     UNSAVED,
-    in_session_offset,
     slot_offset,
-    times_offset,
-    unsaved_offset,
 )
 
 
@@ -34,9 +31,9 @@ class Heartbeat:
         self.seconds_per_step = 0.0
         self._pid = os.getpid()
         self._offset = slot_offset(local_rank)
-        self._unsaved_offset = unsaved_offset(local_rank)
-        self._times_offset = times_offset(local_rank)
-        self._in_session_offset = in_session_offset(local_rank)
+        self._unsaved_offset = UNSAVED.offset(local_rank)
+        self._times_offset = TIMES.offset(local_rank)
+        self._in_session_offset = IN_SESSION.offset(local_rank)
         self._map: mmap.mmap | None = None
         if path and Path(path).exists():
             with open(path, "r+b") as file:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from paceline.contract.fitness import Judgement, Measurement, expected_between, expected_within
+from paceline.contract.fitness import Judgement, Measurement, expected_between
 from paceline.contract.foreign_records import make, read_object
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.spec.findings import GOOD, NOTE, PROBLEM, WARNING, Finding
@@ -223,7 +223,7 @@ def _finding(each: Judgement) -> Finding:
 
 
 def summarize(measured: Sequence[Measurement]) -> str:
-    """Return the speeds in one line, beside what the link types should give."""
+    """Return the speeds in one line, beside what the link between nodes should give."""
     speeds = [each.tflops for each in measured if each.tflops > 0]
     parts = (
         [
@@ -233,21 +233,14 @@ def summarize(measured: Sequence[Measurement]) -> str:
         if speeds
         else []
     )
-    for name, values, expected in (
-        (
-            "within a node",
-            [each.within for each in measured if each.within],
-            expected_within(measured[0]),
-        ),
-        (
-            "between nodes",
-            [each.between for each in measured if each.between],
-            expected_between(measured[0]),
-        ),
-    ):
-        if values:
-            about = f" (about {expected:.1f} expected)" if expected else ""
-            parts.append(f"all-reduce {name} {_range(values, 'GB/s')}{about}")
+    within = [each.within for each in measured if each.within]
+    between = [each.between for each in measured if each.between]
+    if within:
+        parts.append(f"all-reduce within a node {_range(within, 'GB/s')}")
+    if between:
+        expected = expected_between(measured[0])
+        about = f" (about {expected:.1f} expected)" if expected else ""
+        parts.append(f"all-reduce between nodes {_range(between, 'GB/s')}{about}")
     return ", ".join(parts)
 
 
