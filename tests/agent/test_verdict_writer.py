@@ -14,10 +14,10 @@ from paceline.agent.attempt import Outcome
 from paceline.agent.health.preflight import exclude_nodes
 from paceline.agent.rank_failures import Failure, RankExit
 from paceline.agent.retry_policy import MAX_EXCLUSIONS, MAX_STOPS_WITHOUT_PROGRESS
-from paceline.agent.verdict_writer import VerdictWriter
+from paceline.agent.verdict_writer import RESERVED_BYTES, VerdictWriter, reserve, write_reserved
 from paceline.contract.heartbeat_file import READY, SAVED_AND_STOPPED
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.verdict import read_verdict
 from paceline.errors import LaunchError
 from tests.small_disk import fill, mount_small_disk
@@ -313,3 +313,24 @@ def test_a_run_is_requeued_so_many_times_a_day(tmp_path: Path, style: str) -> No
     found = [stop(run, number, progress, style=style, requeues_per_day=3) for number in range(4)]
     assert found == ["stopped", "stopped", "stopped", "failed"]
     assert "3 times within a day" in run.job_start("7-3").requeue_failed.read_text()
+
+
+def test_a_verdict_is_written_on_a_full_disk(tmp_path: Path) -> None:
+    with mount_small_disk(tmp_path / "small", "64k") as disk:
+        verdict = disk / "verdict"
+        reserve(verdict)
+        fill(disk)
+        with pytest.raises(OSError, match="No space"):
+            write_atomically(verdict, "done\n")
+        write_reserved(verdict, "done\n")
+        assert verdict.read_text() == "done\n"
+        assert sorted(path.name for path in disk.iterdir()) == ["ballast", "verdict"]
+
+
+def test_reserved_space_is_given_back(tmp_path: Path) -> None:
+    verdict = tmp_path / "verdict"
+    reserve(verdict)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == RESERVED_BYTES
+    write_reserved(verdict, "stopped\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["verdict"]
+    assert verdict.read_text() == "stopped\n"

@@ -1,4 +1,4 @@
-"""Files that are written even if the disk is full, and who has the run folder."""
+"""Who has the run folder, and files that are complete or absent."""
 
 from __future__ import annotations
 
@@ -8,35 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.contract.claims import find_successor
-from paceline.contract.run_folder import (
-    RESERVED_BYTES,
-    RunFolder,
-    reserve,
-    write_atomically,
-    write_reserved,
-)
-from tests.small_disk import fill, mount_small_disk
-
-
-def test_a_verdict_is_written_on_a_full_disk(tmp_path: Path) -> None:
-    with mount_small_disk(tmp_path / "small", "64k") as disk:
-        verdict = disk / "verdict"
-        reserve(verdict)
-        fill(disk)
-        with pytest.raises(OSError, match="No space"):
-            write_atomically(verdict, "done\n")
-        write_reserved(verdict, "done\n")
-        assert verdict.read_text() == "done\n"
-        assert sorted(path.name for path in disk.iterdir()) == ["ballast", "verdict"]
-
-
-def test_reserved_space_is_given_back(tmp_path: Path) -> None:
-    verdict = tmp_path / "verdict"
-    reserve(verdict)
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == RESERVED_BYTES
-    write_reserved(verdict, "stopped\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["verdict"]
-    assert verdict.read_text() == "stopped\n"
+from paceline.contract.run_folder import RunFolder, write_atomically
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ class Agent:
         job_start = self.verdicts.job_start_name
         # Before it waits for the others: `paceline doctor` compares who has arrived, and with what.
         nodes = self.environ.get("SLURM_JOB_NODELIST", "")
-        queued = self.job_start.read_queue_time() if placement.is_head else {}
+        queued = _queue_time(self.job_start) if placement.is_head else {}
         self.events.write(
             "node", job_start=job_start, index=placement.index, nodelist=nodes, **queued, **facts
         )
@@ -564,6 +564,14 @@ def _remove_empty(paths: Iterable[Path]) -> None:
     for path in paths:
         if path.stat().st_size == 0:
             path.unlink()
+
+
+def _queue_time(job_start: JobStartFolder) -> dict[str, float]:
+    """Return since when this job start was in the queue; empty if nobody has said so."""
+    try:
+        return {"queued_at": float(job_start.queued_at.read_text(encoding="utf-8"))}
+    except (OSError, ValueError):
+        return {}
 
 
 def _require_descriptors(ranks: int) -> None:

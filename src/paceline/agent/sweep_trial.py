@@ -35,7 +35,7 @@ from paceline.contract.sweep_folder import (
     Search,
     SweepFolder,
     TrialFolder,
-    last_value,
+    is_number,
     read_lines,
 )
 from paceline.contract.verdict import STOPPED
@@ -348,7 +348,7 @@ def close_trial(
     state = DONE if verdict == DONE else FAILED
     if state == DONE and trial.pruned.exists():
         state = PRUNED
-    value, step = last_value(trial, search.metric)
+    value, step = _last_value(trial, search.metric)
     if state == FAILED:
         error = error or _find_error(trial, verdict)
     elif state == DONE and value is None and search.metric:
@@ -368,6 +368,21 @@ def close_trial(
     if ended is not None:
         optuna_study.finish_trial(sweep, search, record["optuna"], state=ended[0], value=ended[1])
     return result
+
+
+def _last_value(trial: TrialFolder, metric: str | None) -> tuple[float | None, int | None]:
+    """Return a trial's value and its step: the last report, or else the metric's last line in
+    metrics.jsonl.
+
+    If that is not a finite number, the trial has no value: earlier ones don't count.
+    """
+    lines = [("value", line) for line in read_lines(trial.reports)]
+    if not lines and metric:
+        lines = [(metric, line) for line in read_lines(trial.metrics) if metric in line]
+    for name, line in lines[-1:]:
+        if is_number(line.get(name)):
+            return float(line[name]), line.get("step")
+    return None, None
 
 
 def _group_result(sweep: SweepFolder, group: int) -> tuple[str, float | None] | None:

@@ -20,15 +20,7 @@ from paceline.contract.checkpoint import CHECKPOINT_MARKER, checkpoint_step
 from paceline.contract.claims import find_successor
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import (
-    AttemptFolder,
-    JobStartFolder,
-    RunFolder,
-    release,
-    reserve,
-    write_atomically,
-    write_reserved,
-)
+from paceline.contract.run_folder import AttemptFolder, JobStartFolder, RunFolder, write_atomically
 from paceline.contract.verdict import FAILED, STOPPED
 from paceline.errors import LaunchError
 
@@ -409,3 +401,34 @@ def newest_checkpoint(run: RunFolder) -> int:
     except OSError:
         pass
     return max(steps)
+
+
+# -- files that can be written when the disk is full
+
+RESERVED_BYTES = 4096
+
+
+def reserve(path: Path) -> None:
+    """Reserve disk space for a small file, which `write_reserved` writes."""
+    write_atomically(_reserve_of(path), " " * RESERVED_BYTES)
+
+
+def write_reserved(path: Path, text: str) -> None:
+    """Write a file as `write_atomically` does, into the space that was reserved for it, if any."""
+    reserved = _reserve_of(path)
+    try:
+        with open(reserved, "r+", encoding="utf-8") as file:  # its blocks are allocated already
+            file.write(text)
+            file.truncate()
+        os.replace(reserved, path)
+    except FileNotFoundError:
+        write_atomically(path, text)
+
+
+def release(path: Path) -> None:
+    """Give back the space that was reserved for a file."""
+    _reserve_of(path).unlink(missing_ok=True)
+
+
+def _reserve_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.reserved")

@@ -5,6 +5,8 @@ Keep this module light: `paceline run` reads it before it has imported anything.
 
 from __future__ import annotations
 
+import itertools
+
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 TYPE_CHECKING = False  # typing's own takes long to import
 if TYPE_CHECKING:
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
 
 # NVIDIA's, then AMD's two, of which HIP's narrows ROCr's. The first that is set counts.
 NAMES = (VISIBLE_DEVICES, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_NONE = ("", "-1", "NoDevFiles")  # ends a list
 
 
 def visible_devices(environ: Mapping[str, str]) -> list[str] | None:
@@ -28,10 +31,5 @@ def listed_devices(text: str) -> list[str]:
     """Return the devices in a list such as "0,2". As for the driver, an invalid entry ends the
     list.
     """
-    devices: list[str] = []
-    for entry in text.split(","):
-        device = entry.strip()
-        if device in ("", "-1", "NoDevFiles"):
-            break
-        devices.append(device)
-    return devices
+    devices = [entry.strip() for entry in text.split(",")]
+    return list(itertools.takewhile(lambda device: device not in _NONE, devices))

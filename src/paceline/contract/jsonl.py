@@ -30,21 +30,16 @@ class LineWriter:
             return True
         # file names may hold any bytes; in JSON this is an escape
         data = text.encode(errors="backslashreplace")
-        problem = None
-        for _ in range(2):
-            try:
-                self._write(self.path, data)
-                return True
-            except OSError as error:
-                # Open the file anew, once: a file server that was away for a moment invalidates
-                # open files.
-                self.close()
-                problem = error
-        if problem is not None and not self._has_warned:
-            self._has_warned = True
-            message = f"could not write to {self.path} ({problem.strerror}); some lines are lost"
-            print(f"paceline: {message}", file=sys.stderr, flush=True)
-        return False
+        try:
+            self._write(self.path, data)
+        except OSError as error:
+            self.close()  # a file server that was away for a moment invalidates open files
+            if not self._has_warned:
+                self._has_warned = True
+                message = f"could not write to {self.path} ({error.strerror}); some lines are lost"
+                print(f"paceline: {message}", file=sys.stderr, flush=True)
+            return False
+        return True
 
     def _write(self, path: Path, data: bytes) -> None:
         if self._descriptor is None:

@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from paceline.contract.files import replace_file
 
@@ -25,19 +25,14 @@ MARK_SIZE = 32  # bytes of a line in `rank-0.times`
 _ATTEMPT = re.compile(r"attempt-(\d+)")
 
 
-class HasPath(Protocol):
-    @property
-    def path(self) -> Path: ...
-
-
 class Entry:
     """An attribute of a folder class: the path of one of its files or sub-folders."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, folder: HasPath, owner: type | None = None) -> Path:
-        return folder.path / self._name
+    def __get__(self, folder: Any, owner: type | None = None) -> Path:
+        return Path(folder.path, self._name)
 
 
 @dataclass(frozen=True)
@@ -206,8 +201,6 @@ class JobStartFolder:
     excluded_nodes = Entry("excluded-nodes")
     # made by a head agent that ends without another agent: srun may wait for its node
     node_lost = Entry("node-lost")
-    # made by the batch shell: it killed srun, which waited for a lost node
-    srun_killed = Entry("srun-killed")
     # written by the batch shell: the way into the container, for every node
     inside = Entry("inside.sh")
     head = Entry("head")  # `host:port` at which the head agent listens for the others
@@ -218,15 +211,6 @@ class JobStartFolder:
 
     def join_errors(self) -> list[Path]:
         return sorted(self.path.glob("join-error-*"))
-
-    def read_queue_time(self) -> dict[str, float]:
-        """Return since when this job start was in the queue, as a field of an event; empty if
-        nobody has said so.
-        """
-        try:
-            return {"queued_at": float(self.queued_at.read_text(encoding="utf-8"))}
-        except (OSError, ValueError):
-            return {}
 
 
 # -- when the output of a log came: `rank-0.times` beside `rank-0.log`
@@ -258,34 +242,3 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o644, sync: bool = F
     """Write a text as `replace_file` does: readers see all of it or none."""
     with replace_file(path, mode=mode, sync=sync) as file:
         file.write(text.encode("utf-8"))
-
-
-# -- files that can be written when the disk is full
-
-RESERVED_BYTES = 4096
-
-
-def reserve(path: Path) -> None:
-    """Reserve disk space for a small file, which `write_reserved` writes."""
-    write_atomically(_reserve_of(path), " " * RESERVED_BYTES)
-
-
-def write_reserved(path: Path, text: str) -> None:
-    """Write a file as `write_atomically` does, into the space that was reserved for it, if any."""
-    reserved = _reserve_of(path)
-    try:
-        with open(reserved, "r+", encoding="utf-8") as file:  # its blocks are allocated already
-            file.write(text)
-            file.truncate()
-        os.replace(reserved, path)
-    except FileNotFoundError:
-        write_atomically(path, text)
-
-
-def release(path: Path) -> None:
-    """Give back the space that was reserved for a file."""
-    _reserve_of(path).unlink(missing_ok=True)
-
-
-def _reserve_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.reserved")

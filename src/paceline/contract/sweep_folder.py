@@ -28,7 +28,6 @@ from paceline.errors import EnvironmentProblem
 
 # How a trial ended. Whether it is queued, running or lost depends on its job.
 DONE, PRUNED, FAILED = "done", "pruned", "failed"
-LATE_SAMPLERS = ("tpe", "wandb")  # choose a point when its trial starts
 read_lines = read_objects  # of points, reports and metrics
 SUBMITTED = "submitted"  # in the folder of a submission: exists once no more jobs follow
 NO_POINT = "none"  # the state of a trial for which the search had no point left
@@ -158,7 +157,7 @@ class Search:
     @property
     def chooses_late(self) -> bool:
         """Whether the sampler chooses points only when trials start."""
-        return self.sampler in LATE_SAMPLERS
+        return self.sampler in ("tpe", "wandb")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"
@@ -175,21 +174,6 @@ def _is_job(line: dict[str, Any]) -> bool:
 def is_active(when: dict[str, list[Any]], point: dict[str, Any]) -> bool:
     """Return whether a conditional key applies to a point, given the values of earlier keys."""
     return all(key in point and point[key] in values for key, values in when.items())
-
-
-def last_value(trial: TrialFolder, metric: str | None) -> tuple[float | None, int | None]:
-    """Return a trial's value and its step: the last report, or else the metric's last line in
-    metrics.jsonl.
-
-    If that is not a finite number, the trial has no value: earlier ones don't count.
-    """
-    lines = [("value", line) for line in read_lines(trial.reports)]
-    if not lines and metric:
-        lines = [(metric, line) for line in read_lines(trial.metrics) if metric in line]
-    for name, line in lines[-1:]:
-        if is_number(line.get(name)):
-            return float(line[name]), line.get("step")
-    return None, None
 
 
 def is_number(value: object) -> bool:
