@@ -201,6 +201,8 @@ class JobStartFolder:
     excluded_nodes = Entry("excluded-nodes")
     # made by a head agent that ends without another agent: srun may wait for its node
     node_lost = Entry("node-lost")
+    # made by the batch shell: it killed srun, which waited for a lost node
+    srun_killed = Entry("srun-killed")
     # written by the batch shell: the way into the container, for every node
     inside = Entry("inside.sh")
     head = Entry("head")  # `host:port` at which the head agent listens for the others

@@ -12,11 +12,11 @@ from typing import Any
 
 from paceline.contract import env
 from paceline.contract.jsonl import LineWriter
+from paceline.contract.pruning import Pruner
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep_folder import SweepFolder, TrialFolder, is_number, read_lines
 from paceline.errors import UsageError
 from paceline.runtime.console import note
-from paceline.runtime.metrics.pruning import Pruner
 
 
 class TrialReporter:
