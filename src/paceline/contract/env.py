@@ -41,9 +41,6 @@ REPEATED = "PACELINE_REPEATED"  # set if the answer to the same submission was l
 # Of shells that run the lines of a job's script without the job. Lines travel in a variable: there
 # may be no file that all nodes see, and they may hold secrets, which an argument would show.
 SHELL_SETUP = "PACELINE_SHELL_SETUP"  # the lines, for a shell in an allocation
-PROBE_LINES = "PACELINE_PROBE_LINES"  # the lines, for a probe of the environment
-PROBE_REPORT = "PACELINE_PROBE_REPORT"  # the file that the script's own `paceline_fail` writes to
-PROBE_STEP = "PACELINE_PROBE_STEP"  # what the lines are doing; for a module, its name follows
 # set while lines of `setup` are only probed: one that must not run here can check for it
 CHECK = "PACELINE_CHECK"
 

@@ -160,9 +160,13 @@ folder = "{tmp_path}/disk of $SLURMD_NODENAME/made/now"
 WRONG = {
     "import": ("import torch, nowhere", "", ["imports nowhere", "python3"]),
     "syntax": ("import torch\nif:", "", ["does not compile", "line 2"]),
-    "python": ("import torch", 'python = "/opt/none/python"', ["has no /opt/none/python"]),
+    "python": (
+        "import torch",
+        'python = "/opt/none/python"',
+        ["/opt/none/python in", "gave no answer"],
+    ),
     "image": ("import torch", "", ["There is no image", "gone.sif"]),
-    "other file": ("import torch", "", ["train.py is not an image"]),
+    "other file": ("import torch", "", ["train.py gave no answer"]),
 }
 
 

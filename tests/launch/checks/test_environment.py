@@ -60,32 +60,17 @@ def test_a_missing_python(tmp_path: Path, keys: dict[str, str], text: str, hint:
 
 
 @needs_two_users
-@pytest.mark.parametrize("kind", ["venv", "conda"])
-def test_an_environment_that_may_not_be_read(kind: str) -> None:
-    """The cluster, the key and the closed folder are named, and no check breaks off."""
-    with shared_folder() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PACELINE_ON_CLUSTER", "alps")
-        closed = folder / "closed"
-        (closed / "env" / "bin").mkdir(parents=True)
-        closed.chmod(0o700)
-        job = job_in(folder / "p", environment__kind=kind, environment__path=str(closed / "env"))
-        plan = plan_of(job, bare())
+def test_a_scratch_folder_that_may_not_be_used() -> None:
+    """It is named, and no check breaks off."""
+    with shared_folder() as folder:
+        (folder / "closed").mkdir(mode=0o700)
+        plan = plan_of(job_in(folder / "p"), bare())
+        closed = replace(plan.run_path, scratch=folder / "closed" / "runs")
 
         def check() -> None:
-            (found,) = check_program(job, plan)
+            (found,) = check_folder(replace(plan, run_path=closed), [])
             assert found.level == PROBLEM
-            text = (
-                f"{closed}/env cannot be used on alps: you do not have permission to read {closed}"
-                " (--environment__path)."
-            )
-            assert found.text == text
-            assert "change path in [profiles.alps.environment] of paceline.toml" in found.hint
-            assert check_python_path(job, plan) == []
-            (found,) = check_folder(
-                replace(plan, run_path=replace(plan.run_path, scratch=closed / "runs")), []
-            )
-            assert found.level == PROBLEM
-            assert "change scratch in [profiles.alps.project] of paceline.toml" in found.hint
+            assert f"cannot write to the scratch folder {closed.scratch}" in found.text
 
         call_as(STRANGER, check)
 

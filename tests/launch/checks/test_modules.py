@@ -7,12 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.launch.checks.program import check_program
-from paceline.launch.environment.probe import (
-    MODULE_COMMAND,
-    available_names,
-    environment_lines,
-    probe,
-)
+from paceline.launch.environment.probe import available_names, environment_lines, probe
 from paceline.spec.findings import GOOD, PROBLEM, WARNING
 from tests.launch.environment.jobs import (
     bare,
@@ -65,7 +60,10 @@ def test_imports_from_a_module_are_found(tmp_path: Path, system: dict[str, str])
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("greet/9.0", "Available versions: greet/1.0, greet/2.0."), ("gret", "Did you mean 'greet'?")],
+    [
+        ("greet/9.0", "Available versions: greet/1.0, greet/2.0."),
+        ("gret", "Available versions: greet/1.0, greet/2.0."),
+    ],
 )
 def test_a_missing_module(tmp_path: Path, system: dict[str, str], name: str, hint: str) -> None:
     files = write_modules(tmp_path)
@@ -107,7 +105,6 @@ def test_without_a_module_system(tmp_path: Path) -> None:
     text = "\n".join(environment_lines(plan))
     hidden = text.replace("/etc/profile.d/", "/nowhere/").replace("/usr/share/", "/nowhere/")
     result = probe([hidden], "true", environ=plan.submitter)
-    assert (result.step, result.module) == (MODULE_COMMAND, None)
     assert result.failure is not None
     assert "there is no 'module' command on" in result.failure
 

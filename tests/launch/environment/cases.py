@@ -34,7 +34,7 @@ def script(job: Job, steps: list[str], size: BuildResources | None = None) -> st
     build = BuildScript(
         title="venv 0123456789abcdef of vision: requirements.txt",
         folder=FOLDER,
-        target=TARGET,
+        link=TARGET,
         cwd=job.folder,
         directives=build_directives(job, FOLDER, size or BuildResources()),
         modules=module_section(job.environment).lines(),
@@ -48,12 +48,7 @@ def texts() -> dict[str, str]:
     """Name -> text."""
     plain = venv_steps(python="/usr/bin/python3", version="3.11")
     full = venv_steps(
-        python="python3",
-        version="3.12",
-        system_packages=True,
-        first=True,
-        constraints=True,
-        horovod=True,
+        python="python3", version="3.12", system_packages=True, first=True, horovod=True
     )
     modules = job(
         environment__modules=["python/3.12", "openmpi"],
@@ -72,14 +67,10 @@ def texts() -> dict[str, str]:
         "image.sbatch": script(job(), image_steps(engine="apptainer", base=BASE, installs=True)),
         "pull.sbatch": script(job(), image_steps(engine="singularity", base=BASE, installs=False)),
         "image.def": definition(
-            base=BASE,
-            origin="requirements.txt",
-            folder=FOLDER,
-            lines=lines,
-            constraints=["numpy<3"],
+            base=BASE, origin="requirements.txt", lines=lines, constraints=["numpy<3"]
         ),
         "local-image.def": definition(
-            base="/shared/torch.sif", origin="pyproject.toml", folder=FOLDER, lines=lines
+            base="/shared/torch.sif", origin="pyproject.toml", lines=lines
         ),
     }
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -15,9 +14,9 @@ import pytest
 
 from paceline.contract.env import ON_CLUSTER
 from paceline.errors import ClusterError, EnvironmentProblem, SpecError
-from paceline.launch.environment.build import BuildProgress
+from paceline.launch.environment import build
+from paceline.launch.environment.build import BuildProgress, remove_old_builds
 from paceline.launch.environment.build_script import (
-    LOCK,
     MARKER,
     BuildFolder,
     BuildResources,
@@ -75,7 +74,9 @@ def test_built_once_and_used_by_runs(tmp_path: Path, scratch: Path, paceline: Pa
     assert "Successfully installed tiny-1.0" in done.stdout
     assert "runs that are submitted from now on use it" in done.stdout
     store = scratch / "p" / ".environments"
-    (key,) = entries(store)
+    key, built = entries(store)
+    assert built.startswith(f"{key}.build-")
+    assert not (store / built / "environment.sh").exists()
     assert json.loads((store / key / MARKER).read_text())["from"] == ["requirements.txt"]
     assert "tiny" in (store / key / "packages.txt").read_text()
     assert not any("hush" in path.read_text(errors="ignore") for path in store.rglob("*.json"))
@@ -120,21 +121,29 @@ def test_paths_are_relative_to_the_current_folder(tmp_path: Path, paceline: Pace
     assert " of p: requirements.txt\n" in done.stdout
 
 
-def test_leftovers_of_a_killed_builder_are_listed_as_such(
-    tmp_path: Path, scratch: Path, paceline: Paceline
+def test_only_old_builds_that_nobody_needs_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = project(tmp_path / "project", "rich\n", config=PROJECT)
-    killed = subprocess.Popen(["sleep", "600"])
-    target = scratch / "p" / ".environments" / "0123456789abcdef"
-    target.mkdir(parents=True)
-    Path(f"{target}{LOCK}").mkdir()
-    (Path(f"{target}{LOCK}") / f"process-{socket.gethostname()}-{killed.pid}").touch()
-    try:
-        assert " is building it" in paceline("env", "list", cwd=home, check=True).stdout
-    finally:
-        killed.kill()
-        killed.wait()
-    assert "not complete" in paceline("env", "list", cwd=home, check=True).stdout
+    """A build may wait in the queue for weeks, and an environment in use is never old."""
+    for name in (
+        "a.build-used",
+        "a.build-failed",
+        "b.build-waiting",
+        "b.build-ended",
+        "b.build-new",
+    ):
+        (tmp_path / name / "env").mkdir(parents=True)
+    (tmp_path / "a.build-used/env" / MARKER).write_text('{"built": 1}')
+    (tmp_path / "a").symlink_to("a.build-used/env")
+    for name, job in (("b.build-waiting", "7"), ("b.build-ended", "8")):
+        (tmp_path / name / "job").write_text(f"{job}\n")
+    for path in tmp_path.glob("*.build-[!n]*"):
+        os.utime(path, (1, 1))
+    answers = {"7": JobState("7", "PENDING"), "8": JobState("8", "FAILED")}
+    with monkeypatch.context() as patch:
+        patch.setattr(build.squeue_and_sacct, "states", lambda jobs: answers)
+        remove_old_builds(tmp_path)
+    assert entries(tmp_path) == ["a", "a.build-used", "b.build-new", "b.build-waiting"]
 
 
 def test_build_explains_other_kinds(tmp_path: Path, paceline: Paceline) -> None:
@@ -171,89 +180,76 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.store = folder
         self.target = StoredEnvironment(folder / "key")
-        self.count = folder / "builds"
 
-    def start(self, name: str, *steps: str, **environ: str) -> subprocess.Popen[str]:
+    def start(self, name: str, *steps: str) -> subprocess.Popen[str]:
         folder = BuildFolder(self.store / f"key.build-{name}")
         folder.path.mkdir()
         folder.environment.write_text("export GREETING=hello\n")
         folder.marker.write_text("{}\n")
-        default = [
-            'mkdir "$target" || paceline_fail full',
-            'echo x >"$target/half"',
-            f"echo {name} >>{self.count}",
-        ]
-        build = BuildScript(
+        default = ['mkdir "$target" || paceline_fail full', f'echo {name} >"$target/by"']
+        script = BuildScript(
             title="t",
             folder=folder,
-            target=self.target.path,
+            link=self.target.path,
             cwd=self.store,
             steps=[*default, *steps],
         )
-        folder.script.write_text(render_build(build))
+        folder.script.write_text(render_build(script))
         return subprocess.Popen(
             ["bash", str(folder.script)],
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environ},
         )
 
-    def await_builder(self) -> None:
+    def await_builder(self, name: str) -> None:
         deadline = time.monotonic() + 60
-        while not (self.target.path / "half").exists():
+        while not (self.store / f"key.build-{name}/env/by").exists():
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
     def left(self) -> list[str]:
-        return sorted(path.name for path in self.store.iterdir() if ".build-" not in path.name)
+        return sorted(
+            str(path.relative_to(self.store))
+            for path in [*self.store.glob("key*"), *self.store.glob("*/env*")]
+            if path.is_symlink() or path.name.startswith("env")
+        )
 
 
 GO = "while [ ! -e go ]; do sleep 0.05; done"
 
 
-def test_builders_take_turns_and_share_the_result(tmp_path: Path) -> None:
+def test_builders_of_the_same_environment_share_the_first_result(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    first = bench.start("a", GO)
-    bench.await_builder()
-    others = [bench.start(name, GO) for name in "bcd"]
-    for other in others:
-        assert other.stdout is not None
-        assert "which is building it" in other.stdout.readline()
+    slow = bench.start("a", GO)
+    bench.await_builder("a")
     assert not bench.target.is_complete
+    for name, says in (("b", "built"), ("c", "already built")):
+        out = (other := bench.start(name)).communicate(timeout=60)[0]
+        assert (other.returncode, f"paceline: {says}: " in out.replace("built /", "built: /")) == (
+            0,
+            True,
+        )
     (tmp_path / "go").touch()
-    for each in [first, *others]:
-        out = each.communicate(timeout=120)[0]
-        assert each.returncode == 0, out
-    assert bench.count.read_text() == "a\n"
-    assert bench.left() == ["builds", "go", "key"]
-    assert not list(tmp_path.glob("*/environment.sh"))
+    slow.communicate(timeout=60)
+    assert slow.returncode == 0
+    assert (bench.target.path / "by").read_text() == "b\n"
+    assert bench.left() == ["key", "key.build-b/env"]
 
 
-def test_a_killed_builder_is_replaced(tmp_path: Path) -> None:
-    """One of the waiting builders takes over: the incomplete folder and the lock do not count."""
+def test_a_build_replaces_a_link_to_nothing(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    first = bench.start("a", "exec sleep 600")
-    bench.await_builder()
-    others = [bench.start(name) for name in "bcd"]
-    for other in others:
-        assert other.stdout is not None
-        assert "waiting" in other.stdout.readline()
-    first.kill()
-    first.communicate()
-    for each in others:
-        out = each.communicate(timeout=120)[0]
-        assert each.returncode == 0, out
-    assert len(bench.count.read_text().split()) == 2, "the one that was killed, and one more"
-    assert bench.target.is_complete
-    assert bench.left() == ["builds", "key"]
+    bench.target.path.symlink_to("key.build-gone/env")
+    one = bench.start("a")
+    one.communicate(timeout=60)
+    assert (one.returncode, bench.target.is_complete) == (0, True)
 
 
 def test_setup_lines_cannot_change_what_is_removed(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     one = Bench(tmp_path).start(
-        "a", f"target={precious} lock={precious}", f"target={precious}", "paceline_fail no"
+        "a", f"target={precious} link={precious}", f"target={precious}", "paceline_fail no"
     )
     out = one.communicate(timeout=60)[0]
     assert (one.returncode, "readonly" in out) == (1, True), out
@@ -264,53 +260,11 @@ def test_setup_lines_cannot_change_what_is_removed(tmp_path: Path) -> None:
 def test_a_terminated_builder_cleans_up(tmp_path: Path, how: signal.Signals) -> None:
     bench = Bench(tmp_path)
     one = bench.start("a", GO)
-    bench.await_builder()
+    bench.await_builder("a")
     one.send_signal(how)
     assert one.wait(60) == 128 + how
     one.communicate()
-    assert bench.left() == ["builds"]
-
-
-def test_a_builder_terminated_while_waiting_removes_its_variables(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    first = bench.start("a", GO)
-    bench.await_builder()
-    other = bench.start("b", GO)
-    assert other.stdout is not None
-    assert "waiting" in other.stdout.readline()
-    other.terminate()
-    assert other.wait(60) == 128 + signal.SIGTERM
-    other.communicate()
-    assert not (tmp_path / "key.build-b" / "environment.sh").exists()
-    assert (bench.target.path / "half").exists(), "the first one's work is not its own"
-    (tmp_path / "go").touch()
-    first.communicate(timeout=60)
-    assert first.returncode == 0
-    assert bench.target.is_complete
-
-
-def test_a_finished_job_is_replaced_and_one_in_an_unknown_state_is_not(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    lock = tmp_path / f"key{LOCK}"
-    lock.mkdir()
-    (lock / "job-77").touch()
-    commands = tmp_path / "bin"
-    commands.mkdir()
-    (commands / "squeue").write_text(
-        "#!/bin/bash\necho 'squeue: error: Unable to contact slurm controller' >&2; exit 1\n"
-    )
-    (commands / "squeue").chmod(0o755)
-    one = bench.start("a", PATH=f"{commands}:{os.environ['PATH']}", PACELINE_POLL_INTERVAL="1")
-    assert one.stdout is not None
-    assert "waiting for job-77, which is building it" in one.stdout.readline()
-    (commands / "new").write_text(
-        "#!/bin/bash\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n"
-    )
-    (commands / "new").chmod(0o755)
-    (commands / "new").rename(commands / "squeue")
-    assert one.wait(60) == 0
-    one.communicate()
-    assert not lock.exists()
+    assert bench.left() == []
 
 
 def test_a_briefly_unresponsive_scheduler_does_not_end_the_wait(
@@ -341,16 +295,12 @@ def test_the_end_of_a_build_is_seen_at_once(tmp_path: Path) -> None:
     shared = {"7": JobState("7", "RUNNING")}
     folder = BuildFolder(tmp_path)
     folder.environment.touch()
-    for log, state in (("paceline: built key\n", "done"), ("paceline: error: no\n", "failed")):
-        folder.environment.touch()
-        folder.log.write_text(log)
-        watch = BuildProgress(
-            StoredEnvironment(tmp_path / "key"), folder, job="7", query=lambda _: shared
-        )
-        assert not any(watch.is_over() for _ in range(20))
-        folder.environment.unlink()
-        assert watch.is_over()
-        assert watch.state == state
+    watch = BuildProgress(
+        StoredEnvironment(tmp_path / "key"), folder, job="7", query=lambda _: shared
+    )
+    assert not any(watch.is_over() for _ in range(20))
+    folder.environment.unlink()
+    assert watch.is_over()
 
 
 OFFLINE = """\
@@ -367,7 +317,7 @@ def test_a_node_without_internet_is_told_from_other_failures(
 ) -> None:
     folder = BuildFolder(tmp_path)
     watch = BuildProgress(StoredEnvironment(tmp_path / "key"), folder, job="7")
-    watch.state = "failed"
+    watch.state = "over"
     hints = {}
     for log in (OFFLINE, OFFLINE[OFFLINE.index("ERROR") :]):
         folder.log.write_text(log)

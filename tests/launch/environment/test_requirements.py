@@ -13,7 +13,7 @@ from paceline.launch.environment.build import plan_build
 from paceline.launch.environment.build_script import BuildResources, definition, venv_steps
 from paceline.launch.environment.requirements import read_requirements
 from paceline.launch.environment.store import environment_inputs
-from tests.launch.environment.cases import FOLDER, HERE, texts
+from tests.launch.environment.cases import HERE, texts
 from tests.launch.environment.jobs import job_in
 
 AGAIN = "if the change is meant: python -m tests.launch.environment.cases, then read the difference"
@@ -92,7 +92,6 @@ def test_pyproject_with_extras(tmp_path: Path) -> None:
         ("pyproject.toml", "[tool.poetry]\n", "poetry export"),
         ("pyproject.toml", '[project]\nname = "p"\ndynamic = ["dependencies"]\n', "pip-compile"),
         ("requirements.txt", "-r gone.txt\n", "gone.txt, which does not exist"),
-        ("requirements.txt", "-r requirements.txt\n", "includes itself"),
         ("requirements.txt", "./gone\n", "The requirement './gone' refers to"),
         ("Pipfile.lock", "{}", "pipenv requirements --hash"),
         ("pyproject.toml", "[project\n", "is not valid TOML"),
@@ -235,7 +234,5 @@ def test_a_replaced_image_is_another_base(tmp_path: Path) -> None:
 )
 def test_forbidden_lines_in_an_image_definition(line: str, expected: str) -> None:
     with pytest.raises(SpecError, match=expected) as caught:
-        definition(
-            base="docker://python:3.12", origin="requirements.txt", folder=FOLDER, lines=[line]
-        )
+        definition(base="docker://python:3.12", origin="requirements.txt", lines=[line])
     assert "hush" not in str(caught.value)

@@ -172,32 +172,15 @@ def show_all(
     found = stored.list_environments(store)
     if as_json:
         table = [
-            {
-                "key": each.key,
-                "path": str(each.path),
-                "is_complete": each.is_complete,
-                "builder": _builder(each),
-                "record": each.record(),
-            }
-            for each in found
+            {"key": each.key, "path": str(each.path), "record": each.record()} for each in found
         ]
         console.print_json(store=str(store), environments=table)
         return 0
     for each in found:
-        if record := each.record():
-            built = clock.strftime("%Y-%m-%d %H:%M", clock.localtime(record["built"]))
-            parts = (f"python {record['python'] or '-'}", record.get("base"), *record["modules"])
-            what = f"{', '.join(record['from'])}  ({', '.join(filter(None, parts))})"
-            print(f"{each.key}  {built}  {what}")
-        elif builder := _builder(each):
-            print(f"{each.key}  {builder} is building it")
-        else:
-            print(f"{each.key}  not complete: the next build removes it")
+        record = each.record()
+        built = clock.strftime("%Y-%m-%d %H:%M", clock.localtime(record["built"]))
+        parts = (f"python {record['python'] or '-'}", record.get("base"), *record["modules"])
+        what = f"{', '.join(record['from'])}  ({', '.join(filter(None, parts))})"
+        print(f"{each.key}  {built}  {what}")
     print(f"in {store}" if found else f"no environments in {store}")
     return 0
-
-
-def _builder(each: StoredEnvironment) -> str | None:
-    """Return the job or process that is building it, if that is alive."""
-    builder = None if each.is_complete else each.builder
-    return builder if builder is not None and builds.may_be_building(builder) else None

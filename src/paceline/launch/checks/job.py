@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.contract.run_folder import NO_SCONTROL, USED_BY_JOBS
-from paceline.launch.checks.access import describe_closed, find_closed, hint_for, nearest_existing
 from paceline.launch.checks.data import check_data
 from paceline.launch.checks.program import check_program
-from paceline.launch.checks.quota import MOUNTS, check_quota, file_system
+from paceline.launch.checks.quota import MOUNTS, check_quota, file_system, nearest_existing
 from paceline.launch.environment.store import check_built
 from paceline.launch.slurm_plan import SlurmPlan
 from paceline.slurm.limits import check_limits, check_with_slurm
@@ -48,49 +47,41 @@ _LOCAL = ("tmpfs", "ramfs", "overlay", "ext2", "ext3", "ext4", "xfs", "btrfs", "
 def check_folder(plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Finding]:
     """Check that all nodes are likely to see the run folder, and that it has free space.
 
-    A scratch folder that a job has written to needs no warning, whatever disk it is on.
+    A scratch folder that a job has written to needs no warning, whatever disk it is on; nor does
+    one of the sandbox, whose nodes are on this machine.
     """
     scratch = plan.run_path.scratch
-    if (closed := find_closed(scratch)) is not None:
-        text = describe_closed(closed, scratch, "the scratch folder")
-        return [Finding("run folder", PROBLEM, text, hint_for("scratch", "project"))]
     existing = nearest_existing(scratch)
-    found = []
+    if not os.access(existing, os.W_OK | os.X_OK):
+        hint = "Choose another with [project] scratch or PACELINE_SCRATCH."
+        text = f"You cannot write to the scratch folder {scratch}."
+        return [Finding("run folder", PROBLEM, text, hint)]
     kind = file_system(existing)
-    host = socket.gethostname().split(".")[0]
-    if (
-        kind in _LOCAL
-        and partitions
-        and not os.path.exists(scratch / USED_BY_JOBS)
-        and not _is_sandbox(os.environ)
-    ):
-        found.append(
-            Finding(
-                "run folder",
-                WARNING,
-                f"{scratch} is on a local disk of {host} ({kind}), which the nodes may not see.",
-                "Choose a shared folder with [project] scratch or PACELINE_SCRATCH.",
-            )
-        )
-    else:
-        found.append(Finding("run folder", GOOD, f"{scratch} ({kind or 'file system unknown'})"))
+    folder = Finding("run folder", GOOD, f"{scratch} ({kind or 'file system unknown'})")
+    is_proven = os.path.exists(scratch / USED_BY_JOBS) or _is_sandbox()
+    if kind in _LOCAL and partitions and not is_proven:
+        text = f"{scratch} is on a local disk of {_host()} ({kind}), which the nodes may not see."
+        hint = "Choose a shared folder with [project] scratch or PACELINE_SCRATCH."
+        folder = Finding("run folder", WARNING, text, hint)
     free = shutil.disk_usage(existing).free
-    level = PROBLEM if free < NO_SPACE else WARNING if free < LITTLE_SPACE else GOOD
-    text = f"{free / 2**30:.1f} GB free"
-    text = text if level == GOOD else f"The scratch folder {scratch} has little space left: {text}."
-    hint = "" if level == GOOD else "Remove old runs, or choose another scratch folder."
-    return [*found, Finding("free space", level, text, hint), *check_quota(existing)]
+    space = Finding("free space", GOOD, f"{free / 2**30:.1f} GB free")
+    if free < LITTLE_SPACE:
+        level = PROBLEM if free < NO_SPACE else WARNING
+        text = f"The scratch folder {scratch} has little space left: {space.text}."
+        hint = "Remove old runs, or choose another scratch folder."
+        space = Finding("free space", level, text, hint)
+    return [folder, space, *check_quota(existing)]
 
 
-def _is_sandbox(environ: Mapping[str, str]) -> bool:
-    """Return whether the cluster is the sandbox, whose nodes are on this machine."""
-    try:
-        settings = Path(environ["SLURM_CONF"]).read_text(encoding="utf-8").splitlines()
-    except (KeyError, OSError, ValueError):
-        return False
-    return "ClusterName=sandbox" in settings and any(
-        line.startswith("SlurmctldHost=localhost") for line in settings
+def _is_sandbox() -> bool:
+    conf = Path(os.environ.get("SLURM_CONF", os.devnull))
+    return os.access(conf, os.R_OK) and "ClusterName=sandbox\n" in conf.read_text(
+        "utf-8", "replace"
     )
+
+
+def _host() -> str:
+    return socket.gethostname().split(".")[0]
 
 
 def check_requeue(job: Job, plan: SlurmPlan) -> list[Finding]:
@@ -101,14 +92,8 @@ def check_requeue(job: Job, plan: SlurmPlan) -> list[Finding]:
         "The nodes have no scontrol, so jobs cannot requeue themselves: at the time limit, a "
         "new job continues the run."
     )
-    return [
-        Finding(
-            "requeue",
-            WARNING,
-            text,
-            "The new job has a different id and starts at the end of the queue.",
-        )
-    ]
+    hint = "The new job has a different id and starts at the end of the queue."
+    return [Finding("requeue", WARNING, text, hint)]
 
 
 def check_python_path(job: Job, plan: SlurmPlan, mounts: Path = MOUNTS) -> list[Finding]:
@@ -119,18 +104,13 @@ def check_python_path(job: Job, plan: SlurmPlan, mounts: Path = MOUNTS) -> list[
     warns about that.
     """
     python = Path(plan.launch_spec.python)
-    system = ("/usr/", "/bin/", "/opt/")
-    if (
-        job.environment.kind == "container"
-        or not python.is_absolute()
-        or str(python).startswith(system)
-    ):
+    is_system = str(python).startswith(("/usr/", "/bin/", "/opt/"))
+    if job.environment.kind == "container" or not python.is_absolute() or is_system:
         return []
-    kinds = [
+    kind, other = (
         file_system(nearest_existing(path), mounts) for path in (python, plan.run_path.scratch)
-    ]
-    if kinds[0] not in _LOCAL or kinds[1] in _LOCAL:
+    )
+    if kind not in _LOCAL or other in _LOCAL:
         return []
-    host = socket.gethostname().split(".")[0]
-    text = f"{python} is on a local disk of {host} ({kinds[0]}), which the nodes may not see."
+    text = f"{python} is on a local disk of {_host()} ({kind}), which the nodes may not see."
     return [Finding("python", WARNING, text, "Build one on a shared disk: paceline env build")]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import os
 import platform
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from paceline.contract.env import POLL_INTERVAL
 from paceline.errors import ClusterError, NotConfigured
-from paceline.launch.checks.access import nearest_existing
-from paceline.launch.checks.quota import file_system
+from paceline.launch.checks.quota import file_system, nearest_existing
 from paceline.launch.machine import detect_machine
 from paceline.slurm import commands as slurm
 from paceline.slurm.partitions import Partition, query_partitions
@@ -55,19 +53,15 @@ def inspect_machine(environ: Mapping[str, str], scratch: Path) -> list[Finding]:
 
 
 def _torch() -> Finding:
-    if importlib.util.find_spec("torch") is None:
+    try:
+        return Finding("torch", GOOD, importlib.metadata.version("torch"))
+    except importlib.metadata.PackageNotFoundError:
         return Finding(
             "torch",
             WARNING,
             "This Python has no torch.",
             "Fine on a login node if jobs use another environment. Otherwise: pip install torch",
         )
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return Finding("torch", GOOD, version("torch"))
-    except PackageNotFoundError:
-        return Finding("torch", GOOD, "found, version unknown")
 
 
 def _scratch(scratch: Path) -> Finding:
@@ -85,18 +79,12 @@ def inspect_site(environ: Mapping[str, str]) -> list[Finding]:
     site = find_site()
     if not (text := site.describe()):
         return []
-    interval, chosen = site.limits.poll_interval, environ.get(POLL_INTERVAL, "")
     found = [Finding("site", GOOD, f"{text} ({SITE_FILE})")]
-    with suppress(ValueError):
-        if interval and chosen and float(chosen) < interval:
-            why = (
-                f"{POLL_INTERVAL} is {chosen}, but this site asks Slurm every {interval} s at most."
-            )
-            found.append(
-                Finding(
-                    "site", WARNING, why, f"The limit is poll_interval in [limits] of {SITE_FILE}."
-                )
-            )
+    interval, chosen = site.limits.poll_interval, environ.get(POLL_INTERVAL, "")
+    if interval and chosen.isdigit() and int(chosen) < interval:
+        why = f"{POLL_INTERVAL} is {chosen}, but this site asks Slurm every {interval} s at most."
+        hint = f"The limit is poll_interval in [limits] of {SITE_FILE}."
+        found.append(Finding("site", WARNING, why, hint))
     return found
 
 
@@ -109,26 +97,23 @@ def describe_interfaces(found: Sequence[str]) -> str:
 def interfaces(system: Path = Path("/sys")) -> list[str]:
     """Return the network interfaces that are up, InfiniBand first, without loopback.
 
-    Those of containers and virtual machines, such as bridges, are left out if there are others.
+    Those without a device, such as bridges of containers, are left out if there are others.
     """
-    found: list[str] = []
-    virtual: list[str] = []
-    for path in sorted((system / "class/net").glob("*")):
-        try:
-            state = (path / "operstate").read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if path.name != "lo" and state in ("up", "unknown"):
-            (found if _carries_traffic(path) else virtual).append(path.name)
+    up = [
+        path.parent
+        for path in sorted((system / "class/net").glob("*/operstate"))
+        if path.parent.name != "lo"
+        and path.read_text(encoding="ascii").strip() in ("up", "unknown")
+    ]
+    # a bond or a VLAN is made of devices
+    devices = [
+        path
+        for path in up
+        if (path / "device").exists()
+        or (any(path.glob("lower_*")) and not (path / "bridge").exists())
+    ]
     fabric = [path.name for path in sorted((system / "class/infiniband").glob("*"))]
-    return [*(f"{name}{FABRIC}" for name in fabric), *(found or virtual)]
-
-
-def _carries_traffic(path: Path) -> bool:
-    """Whether an interface is a device, or a bond or VLAN of some."""
-    return (path / "device").exists() or (
-        any(path.glob("lower_*")) and not (path / "bridge").exists()
-    )
+    return [*(f"{name}{FABRIC}" for name in fabric), *(path.name for path in devices or up)]
 
 
 def inspect_slurm() -> list[Finding]:
@@ -156,11 +141,8 @@ def inspect_slurm() -> list[Finding]:
     except NotConfigured as error:
         return [Finding("slurm", WARNING, error.message, error.hint)]
     except ClusterError as error:
-        return [
-            Finding(
-                "slurm", PROBLEM, f"Slurm ({text}) does not respond: {error.message}", error.hint
-            )
-        ]
+        reason = f"Slurm ({text}) does not respond: {error.message}"
+        return [Finding("slurm", PROBLEM, reason, error.hint)]
     found = [Finding("slurm", GOOD, f"{text}, {len(partitions)} partitions")]
     return found + [
         Finding(f"  {each.name}", GOOD if each.is_up else WARNING, describe(each))

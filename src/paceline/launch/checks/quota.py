@@ -1,4 +1,4 @@
-"""Check the quota where a run will write. Each kind of file system has its own command."""
+"""Which file system a run will write to, and its quota. Each kind has its own command."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ TIMEOUT = 10.0  # seconds for a file server to respond
 MOUNTS = Path("/proc/mounts")
 GPFS_BIN = "/usr/lpp/mmfs/bin"  # its commands are rarely on PATH
 
-_HINT = (
-    "Remove what you no longer need (paceline clean), or choose another scratch folder: "
-    "[project] scratch"
-)
+
+def nearest_existing(path: Path) -> Path:
+    """Return a path, or the nearest folder above it that this user can see."""
+    return next(each for each in (path, *path.parents) if os.path.exists(each))
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,11 @@ class Mount:
 def mount_of(path: Path, mounts: Path = MOUNTS) -> Mount:
     """Return the file system that a path is on; all fields are empty if unknown."""
     best = Mount()
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return best
-    real = str(path.resolve())
-    for line in lines:
+    text = mounts.read_text(encoding="utf-8", errors="replace") if mounts.exists() else ""
+    real = f"{path.resolve()}/"
+    for line in text.splitlines():
         device, point, kind = (word.replace("\\040", " ") for word in line.split()[:3])
-        if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= len(
-            best.point
-        ):
+        if real.startswith(point.rstrip("/") + "/") and len(point) >= len(best.point):
             best = Mount(device, point, kind)
     return best
 
@@ -65,7 +60,7 @@ class Usage:
     used: int
     soft: int
     hard: int
-    expired: bool = False  # the grace period above the soft limit is over
+    is_over: bool = False  # the grace period above the soft limit has ended
 
     @property
     def limit(self) -> int:
@@ -73,19 +68,16 @@ class Usage:
 
     @property
     def level(self) -> str:
-        if (self.hard and self.used >= self.hard) or (
-            self.soft and self.used > self.soft and self.expired
-        ):
+        is_above = 0 < self.soft < self.used
+        if (0 < self.hard <= self.used) or (is_above and self.is_over):
             return PROBLEM
-        passed = self.soft and self.used > self.soft
-        return WARNING if passed or (self.limit and self.used > NEARLY_FULL * self.limit) else GOOD
+        return WARNING if is_above or self.used > NEARLY_FULL * self.limit else GOOD
 
     def __str__(self) -> str:
-        if self.unit == "files":
-            amount = f"{self.used:,} of {self.limit:,} files"
-        else:
+        amount = f"{self.used:,} of {self.limit:,} files"
+        if self.unit == "bytes":
             amount = f"{self.used / 2**30:,.1f} of {self.limit / 2**30:,.1f} GB"
-        late = ", and the grace period is over" if self.level == PROBLEM and self.expired else ""
+        late = ", and the grace period is over" if self.is_over else ""
         return f"{amount} of the {self.whose}'s quota{late}"
 
 
@@ -96,16 +88,17 @@ def check_quota(path: Path, mount: Mount | None = None) -> list[Finding]:
     mount = mount_of(path) if mount is None else mount
     query = _QUERIES.get(mount.kind, _query_system)
     limited = [usage for usage in query(path, mount) if usage.limit]
-    if not limited:
-        return []
+    limited.sort(key=lambda usage: usage.used / usage.limit)
     pressing = [usage for usage in limited if usage.level != GOOD]
     if not pressing:
-        return [
-            Finding("quota", GOOD, str(max(limited, key=lambda usage: usage.used / usage.limit)))
-        ]
+        return [Finding("quota", GOOD, str(usage)) for usage in limited[-1:]]
+    hint = (
+        "Remove what you no longer need (paceline clean), or choose another scratch folder: "
+        "[project] scratch"
+    )
     return [
-        Finding("quota", usage.level, f"{usage} are used on {mount.point}.", _HINT)
-        for usage in pressing
+        Finding("quota", usage.level, f"{usage} are used on {mount.point}.", hint)
+        for usage in reversed(pressing)
     ]
 
 
@@ -136,20 +129,14 @@ _ROW = re.compile(rf"(?<!\S){_COUNTS}\s+{_COUNTS}(?!\S)")
 
 
 def _rows(text: str, whose: str) -> list[Usage]:
-    """Parse `lfs quota` and `quota -p`: a name, which may be on a line of its own, then eight
+    """Parse `lfs quota` and `quota`: a name, which may be on a line of its own, then eight
     fields.
     """
     found = []
     for row in _ROW.findall(text):
-        used, soft, hard, grace, files, files_soft, files_hard, files_grace = row
-        found += [
-            Usage(
-                whose, "bytes", int(used) << 10, int(soft) << 10, int(hard) << 10, _is_over(grace)
-            ),
-            Usage(
-                whose, "files", int(files), int(files_soft), int(files_hard), _is_over(files_grace)
-            ),
-        ]
+        for unit, counts, shift in (("bytes", row[:4], 10), ("files", row[4:], 0)):
+            used, soft, hard = (int(count) << shift for count in counts[:3])
+            found.append(Usage(whose, unit, used, soft, hard, _is_over(counts[3])))
     return found
 
 
@@ -176,35 +163,23 @@ def _query_gpfs(path: Path, mount: Mount) -> list[Usage]:
     """Parse `mmlsquota -Y`, which names its fields in a header line; blocks are counted in KiB."""
     names: list[str] = []
     found = []
-    parts = (*path.resolve().parts, "root", "")
     for line in _output("mmlsquota", "-Y").splitlines():
         fields = line.split(":")
         if fields[2:3] == ["HEADER"]:
             names = fields
             continue
         row = dict(zip(names, fields, strict=False))
-        if (
-            row.get("filesystemName") != Path(mount.device).name
-            or row.get("filesetname", "") not in parts
-        ):
-            continue  # another file system, or a fileset that the path is not in
+        fileset = row.get("filesetname", "")
+        is_here = row.get("filesystemName") == Path(mount.device).name
+        if not is_here or fileset not in (*path.resolve().parts, "root", ""):
+            continue
         whose = {"USR": "user", "GRP": "group"}.get(row.get("quotaType", ""), "fileset")
         for unit, prefix, shift in (("bytes", "block", 10), ("files", "files", 0)):
-            used, soft, hard = (
-                row.get(f"{prefix}{name}", "") for name in ("Usage", "Quota", "Limit")
-            )
-            if used.isdigit() and soft.isdigit() and hard.isdigit():
-                over = row.get(f"{prefix}Grace") == "expired"
-                found.append(
-                    Usage(
-                        whose,
-                        unit,
-                        int(used) << shift,
-                        int(soft) << shift,
-                        int(hard) << shift,
-                        over,
-                    )
-                )
+            counts = [row.get(f"{prefix}{name}", "") for name in ("Usage", "Quota", "Limit")]
+            if all(map(str.isdigit, counts)):
+                used, soft, hard = (int(count) << shift for count in counts)
+                is_over = row.get(f"{prefix}Grace") == "expired"
+                found.append(Usage(whose, unit, used, soft, hard, is_over))
     return found
 
 

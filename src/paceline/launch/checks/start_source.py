@@ -73,46 +73,39 @@ def _problem(path: Path, *, continues: bool) -> str | None:
     """Return why a run cannot start from a path; None if it can."""
     try:
         files = find_weight_files(path) or ([path] if path.is_file() else [])
+        if files and continues:
+            return "a file has only weights, so there is nothing to continue"
+        if files:
+            return next((problem for file in files if (problem := _file_problem(file))), None)
+        complete = [folder for folder in find_checkpoints(path) if is_complete(folder)]
+        if not complete:
+            return "it has no complete checkpoint"
+        problems = [_checkpoint_problem(folder) for folder in complete]
+        return None if None in problems else problems[0]
     except CheckpointError as error:
         return error.message.rstrip(".")
-    if files and continues:
-        return "a file has only weights, so there is nothing to continue"
-    if files:
-        return next((problem for file in files if (problem := _file_problem(file))), None)
-    found = find_checkpoints(path)
-    complete = [folder for folder in found if is_complete(folder)]
-    if not complete:
-        return "it has no complete checkpoint"
-    problems = [_checkpoint_problem(folder) for folder in complete]
-    return None if None in problems else problems[0]
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
 
 
 def _checkpoint_problem(folder: Path) -> str | None:
-    try:
-        for name, expected in read_marker(folder).files.items():
-            size = os.stat(folder / name).st_size
-            if size != expected.size or not os.access(folder / name, os.R_OK):
-                return f"{folder / name} is damaged or cannot be read"
-    except (CheckpointError, OSError) as problem:
-        return str(getattr(problem, "message", problem)).rstrip(".")
+    for name, expected in read_marker(folder).files.items():
+        file = folder / name
+        if not os.access(file, os.R_OK) or file.stat().st_size != expected.size:
+            return f"{file} is damaged or cannot be read"
     return None
 
 
 def _file_problem(path: Path) -> str | None:
     if not is_weights_file(path.name):
         return f"{path.name} is not a weights file ({', '.join(WEIGHTS_SUFFIXES)})"
-    try:
-        with open(path, "rb") as file:
-            if path.suffix == ".safetensors":
-                read_header(file, name=path.name, size=os.fstat(file.fileno()).st_size)
-            elif not zipfile.is_zipfile(file):
-                file.seek(0)
-                if file.read(2) != PICKLE:
-                    return "it was not written by torch.save"
-    except (CheckpointError, OSError) as problem:
-        return str(
-            getattr(problem, "message", None) or getattr(problem, "strerror", problem)
-        ).rstrip(".")
+    with open(path, "rb") as file:
+        if path.suffix == ".safetensors":
+            read_header(file, name=path.name, size=os.fstat(file.fileno()).st_size)
+        elif not zipfile.is_zipfile(file):
+            file.seek(0)
+            if file.read(2) != PICKLE:
+                return "it was not written by torch.save"
     return None
 
 

@@ -1,8 +1,7 @@
 """`build.sbatch`: bash that builds an environment, on a node or here.
 
-A venv knows its own path, so it is built where it will be used. It counts as built once a marker file is there, which
-is written last; a builder that was killed leaves a folder without one, which the next builder removes. Builders of the
-same environment take turns with a lock, which can be taken over from a builder that is gone.
+A venv knows its own path, so it is built where it stays: in the folder of its build. It counts as built once the link
+to it is there, which is made last. If two builds of the same environment run at once, the first link wins.
 """
 
 from __future__ import annotations
@@ -21,10 +20,9 @@ from paceline.spec.job import Job
 from paceline.spec.quantities import slurm_size, slurm_time
 from paceline.spec.shell_text import quote
 
-MARKER = "paceline-built.json"  # in the folder of an environment, written last
+MARKER = "paceline-built.json"  # in the folder of an environment: what it was built from
 IMAGE = "image.sif"
-SCRIPT_NAMES = {"build", "target", "lock", "me"}  # variables of the script
-LOCK = ".lock"  # appended to the folder's name
+SCRIPT_NAMES = {"build", "target", "link"}  # variables of the script
 DEFAULT_TIME = 2 * 3600
 DEFAULT_CPUS = 4
 
@@ -42,10 +40,11 @@ _SHARED_OPTIONS = (
 
 @dataclass(frozen=True)
 class BuildFolder:
-    """`<store>/<key>.build-<id>`: the input of one build, and its log."""
+    """`<store>/<key>.build-<id>`: the input of one build, its log, and the environment itself."""
 
     path: Path
 
+    target = Entry("env")
     script = Entry("build.sbatch")
     # the build's variables, 0600; removed when the build ends
     environment = Entry("environment.sh")
@@ -55,7 +54,7 @@ class BuildFolder:
     first = Entry("first.txt")
 
     definition = Entry("image.def")
-    marker = Entry("marker.json")  # the marker, until it is moved to the environment
+    marker = Entry("marker.json")  # copied to the environment
     log = Entry("log")
     job = Entry("job")  # the id of the Slurm job that builds; absent for a local build
 
@@ -76,7 +75,7 @@ class BuildScript:
 
     title: str
     folder: BuildFolder
-    target: Path  # the environment
+    link: Path  # to the environment, as jobs name it
     cwd: Path  # paths in requirements are relative to it
     directives: Sequence[Directive] = ()
     modules: Sequence[str] = ()  # lines of bash
@@ -115,22 +114,37 @@ def build_directives(job: Job, folder: BuildFolder, size: BuildResources) -> lis
 
 def render_build(build: BuildScript) -> str:
     """Return the whole script."""
-    head = [
-        "#!/bin/bash",
-        f"# {build.title}",
-        "# Written by Paceline. To build on a node: sbatch build.sbatch. To build here: bash build.sbatch",
-        "#",
-        *render(build.directives),
+    setup = ["# `setup` in paceline.toml:", *build.setup] if build.setup else []
+    sections = [
+        [
+            "#!/bin/bash",
+            f"# {build.title}",
+            "# Written by Paceline. To build on a node: sbatch build.sbatch. To build here: bash build.sbatch",
+            "#",
+            *render(build.directives),
+        ],
+        [
+            f"build={quote(str(build.folder.path))} # the input of this build, its log, and the environment",
+            'target="$build/env"',
+            f"link={quote(str(build.link))} # what jobs use; it is made when the environment is complete",
+            "readonly build target link # these name what is removed: nothing below may change them",
+            _START,
+        ],
+        [
+            "# The environment, with the modules of the runs.",
+            "{ set +x; } 2>/dev/null",
+            'source "$build/environment.sh" || paceline_fail "Cannot read $build/environment.sh."',
+            *build.modules,
+            *setup,
+            f"cd {quote(str(build.cwd))} || paceline_fail {quote(f'Cannot enter {build.cwd}.')}",
+        ],
+        build.steps,
+        [_END],
     ]
-    sections = [head, _functions(build), _turn(), _environment(build), list(build.steps), _end()]
     return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
 
 
-def _functions(build: BuildScript) -> list[str]:
-    return f"""\
-build={quote(str(build.folder.path))} # the input of this build, and its log
-target={quote(str(build.target))}
-lock="$target{LOCK}"
+_START = f"""\
 
 say() {{ echo "paceline: $*"; }}
 paceline_fail() {{
@@ -138,103 +152,30 @@ paceline_fail() {{
     exit 1
 }}
 
-# The environment is complete when this file exists, because it is written last.
-is_built() {{ [ -e "$target/{MARKER}" ]; }}
-
-# A builder is a job, or a process on a host.
-me="process-$HOSTNAME-$$"
-[ -n "${{SLURM_JOB_ID:-}}" ] && me="job-$SLURM_JOB_ID"
-readonly build target lock me # these name what a failed build removes: nothing below may change them
-interval=${{PACELINE_POLL_INTERVAL:-60}} # seconds between questions to Slurm
-case $interval in *[!0-9]*) interval=60 ;; esac
-asked=-$interval
-is_alive() {{
-    case $1 in
-        job-*)
-            [ $((SECONDS - asked)) -ge "$interval" ] || return 0
-            asked=$SECONDS
-            state=$(unset "${{!SQUEUE_@}}"; squeue --all --noheader --jobs="${{1#job-}}" --format=%T 2>&1)
-            [ -n "$state" ] && [ "${{state#*Invalid job id}}" = "$state" ]
-            ;;
-        process-"$HOSTNAME"-*) kill -0 "${{1##*-}}" 2>/dev/null ;;
-        *) true ;; # on another host: unknown here
-    esac
-}}
-
-# One builder at a time. The lock is a folder with a file that is named after the builder, renamed into place whole.
-# To take over the lock of a builder that is gone, rename that file: only one builder succeeds.
-take_lock() {{
-    mkdir -p "$build/lock" && : >"$build/lock/$me"
-    [ -e "$build/lock/$me" ] ||
-        paceline_fail "Cannot write to $build from $HOSTNAME. It must be on a shared file system."
-    mv -T "$build/lock" "$lock" 2>/dev/null && return
-    for other in "$lock"/*; do
-        other=${{other##*/}}
-        [ "$other" = "$me" ] && return
-        if [ -e "$lock/$other" ] && ! is_alive "$other"; then
-            mv "$lock/$other" "$lock/$me" 2>/dev/null && return
-        fi
-    done
-    return 1
-}}""".splitlines()
-
-
-def _turn() -> list[str]:
-    """Wait until the environment is built, or until it is this builder's turn."""
-    return """\
-# On any exit, even while waiting, remove an incomplete environment, the lock and the variables.
-clean_up() {
+# On any exit, remove the variables, and an environment that nothing links to.
+clean_up() {{
     code=$?
-    if [ -e "$lock/$me" ]; then
-        is_built || rm -rf "$target"
-        rm -f "$lock/$me"
-        rmdir "$lock" 2>/dev/null
-    fi
-    rm -rf "$build/lock" "$build/environment.sh" "$build/tmp"
+    [ "$link" -ef "$target" ] || rm -rf "$target"
+    rm -rf "$build/environment.sh" "$build/tmp"
     exit "$code"
-}
+}}
 trap clean_up EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-waiting=''
-until is_built || take_lock; do
-    if [ -z "$waiting" ] && [ -e "$lock/$other" ]; then
-        waiting=1
-        say "waiting for $other, which is building it (if that builder no longer exists: rm -r $lock)"
-    fi
-    sleep 2
-done
-if is_built; then
-    say "already built: $target"
+[ -w "$build" ] || paceline_fail "Cannot write to $build from $HOSTNAME. It must be on a shared file system."
+if [ -e "$link/{MARKER}" ]; then
+    say "already built: $link"
     exit 0
-fi
-rm -rf "$target" # left by a builder that was killed\
-""".splitlines()
+fi"""
 
-
-def _environment(build: BuildScript) -> list[str]:
-    lines = [
-        "# The environment, with the modules of the runs.",
-        "{ set +x; } 2>/dev/null",
-        'source "$build/environment.sh" || paceline_fail "Cannot read $build/environment.sh."',
-        *build.modules,
-    ]
-    if build.setup:
-        lines += ["# `setup` in paceline.toml:", *build.setup]
-    return [
-        *lines,
-        f"cd {quote(str(build.cwd))} || paceline_fail {quote(f'Cannot enter {build.cwd}.')}",
-    ]
-
-
-def _end() -> list[str]:
-    return [
-        "# The environment counts as built from here on.",
-        f'cp "$build/marker.json" "$target/{MARKER}.partial" && mv "$target/{MARKER}.partial" "$target/{MARKER}"',
-        'is_built || paceline_fail "Cannot write to $target."',
-        'say "built $target"',
-    ]
+_END = f"""\
+# The environment counts as built from here on. If another build was faster, its environment is used.
+cp "$build/marker.json" "$target/{MARKER}" || paceline_fail "Cannot write to $target."
+[ -e "$link" ] || rm -f "$link"
+ln -sT "${{build##*/}}/env" "$link" 2>/dev/null
+[ -e "$link/{MARKER}" ] || paceline_fail "Cannot link $link to $target."
+say "built $link\""""
 
 
 HOROVOD = "0.28.1"
@@ -258,13 +199,11 @@ def venv_steps(
     lines: Sequence[str] = (),
     system_packages: bool = False,
     first: bool = False,
-    constraints: bool = False,
     horovod: bool = False,
 ) -> list[str]:
     """Return the lines. `version` is that of the Python here: a node with another one has a
     different Python.
     """
-    constrained = ' --constraint "$build/constraints.txt"' if constraints else ""
     system = " --system-site-packages" if system_packages else ""
     pip = [
         f'"$python" -m venv{system} "$target" ||',
@@ -296,8 +235,8 @@ def venv_steps(
         'say "creating a venv with $python ($found) on $HOSTNAME"',
         *pip,
         "# Keep downloads next to the environments: a home folder is small.",
-        'export PIP_CACHE_DIR="${PIP_CACHE_DIR:-${target%/*}/cache/pip}" UV_CACHE_DIR="${target%/*}/cache/uv"',
-        f"install=(install{constrained})",
+        'export PIP_CACHE_DIR="${PIP_CACHE_DIR:-${link%/*}/cache/pip}" UV_CACHE_DIR="${link%/*}/cache/uv"',
+        'install=(install --constraint "$build/constraints.txt")',
     ]
     if first:
         found += [
@@ -344,62 +283,41 @@ PATH="$target/bin:$PATH" HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOR
     paceline_fail "Horovod was compiled but cannot be imported.\"""".splitlines()
 
 
-_INSIDE = "/opt/paceline"  # holds the input of the installation while it runs
-
-
 def is_remote(image: str) -> bool:
     return "://" in image
 
 
 def definition(
-    *,
-    base: str,
-    origin: str,
-    folder: BuildFolder,
-    lines: Sequence[str],
-    constraints: Sequence[str] = (),
+    *, base: str, origin: str, lines: Sequence[str], constraints: Sequence[str] = ()
 ) -> str:
     """Return the definition file. `origin` names the files that the requirements come from."""
     _check_lines([*lines, *constraints])
-    held = f" --constraint {_INSIDE}/constraints.txt" if constraints else ""
-    files = [folder.requirements, *([folder.constraints] if constraints else [])]
+    kind, _, name = base.rpartition("://")
     text = [
         f"# Written by Paceline: {base} with the packages of {origin}.",
         "# By hand: apptainer build image.sif image.def",
-        *_header(base),
-        "",
-        "%files",
-        *(f"    {_file(path)} {_INSIDE}/{path.name}" for path in files),
+        f"Bootstrap: {kind or 'localimage'}",
+        f"From: {name}",
         "",
         "%post",
         "    set -e",
+        "    mkdir -p /opt/paceline",
+        "    cat >/opt/paceline/requirements.txt <<'END-OF-REQUIREMENTS'",
+        *lines,
+        "END-OF-REQUIREMENTS",
+        "    cat >/opt/paceline/constraints.txt <<'END-OF-CONSTRAINTS'",
+        *constraints,
+        "END-OF-CONSTRAINTS",
         "    export PIP_BREAK_SYSTEM_PACKAGES=1 # a container is an environment of its own",
         "    python3 -m pip install --no-input --no-cache-dir --disable-pip-version-check --progress-bar=off \\",
-        f"        --requirement {_INSIDE}/requirements.txt{held}",
-        f"    rm -r {_INSIDE}",
+        "        --requirement /opt/paceline/requirements.txt --constraint /opt/paceline/constraints.txt",
+        "    rm -r /opt/paceline",
         "",
         "%labels",
         f"    paceline.base {base}",
         f"    paceline.requirements {origin}",
     ]
     return "\n".join(text) + "\n"
-
-
-def _header(base: str) -> list[str]:
-    kind, _, name = base.rpartition("://")
-    if not kind:
-        return ["Bootstrap: localimage", f"From: {base}"]
-    return [f"Bootstrap: {kind}", f"From: {name}"]
-
-
-def _file(path: Path) -> str:
-    """Return a path for %files, which splits its lines at spaces."""
-    if re.search(r"\s", str(path)):
-        raise SpecError(
-            f"The image is built in {path.parent}, but definition files cannot hold a path with a space.",
-            hint="Choose another scratch folder with [project] scratch or PACELINE_SCRATCH.",
-        )
-    return str(path)
 
 
 def _check_lines(lines: Sequence[str]) -> None:
@@ -434,8 +352,8 @@ for name in {" ".join(engines(engine))}; do
 done
 [ -n "$engine" ] || paceline_fail "There is neither apptainer nor singularity on $HOSTNAME."
 # Keep layers and temporary files on scratch: a home folder is small, and a node's /tmp may be memory.
-cache="${{target%/*}}/cache/$engine"
-mkdir -p "$target" "$cache" "$build/tmp" || paceline_fail "Cannot write to ${{target%/*}}."
+cache="${{link%/*}}/cache/$engine"
+mkdir -p "$target" "$cache" "$build/tmp" || paceline_fail "Cannot write to ${{link%/*}}."
 export APPTAINER_CACHEDIR="$cache" SINGULARITY_CACHEDIR="$cache"
 export APPTAINER_TMPDIR="$build/tmp" SINGULARITY_TMPDIR="$build/tmp"
 """.splitlines()

@@ -6,10 +6,9 @@ pip and uv read the lines; here they only have to be found, and identified in a 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,7 +48,7 @@ _LOCAL = re.compile(
     r"(-e\s+|--editable[\s=]+)?(?:[\w.\[\],-]+\s*@\s*)?(?:file:(?://)?)?"
     r"(\.?\.?/[^\s;\[]*|\.\.?(?=[\s;\[]|$)|[\w.-]+/[^\s;\[]*)"
 )
-_METADATA = {"pyproject.toml", "setup.py", "setup.cfg"}
+_METADATA = ("pyproject.toml", "setup.py", "setup.cfg")
 _NOT_SOURCE = {".git", "__pycache__", ".venv", "venv", "build", "dist", ".tox", ".mypy_cache"}
 
 
@@ -70,41 +69,29 @@ def read_requirements(job: Job) -> Requirements:
     """Read what `[environment] requirements` and `constraints` name, or what the project's folder
     has.
     """
-    named = list(job.environment.requirements) or [
-        name for name in DEFAULT_FILES if (job.folder / name).is_file()
-    ]
-    if not named:
+    present = [name for name in DEFAULT_FILES if (job.folder / name).is_file()]
+    found = Requirements(files=list(job.environment.requirements) or present[:1])
+    if not found.files:
         raise _nothing_to_build_from(job)
-    found = Requirements(files=named if job.environment.requirements else named[:1])
-    beside: dict[Path, None] = {}
+    beside = []
     for name in found.files:
-        file, extras = _split_extras(name)
+        file, _, extras = name.partition("[") if ".toml[" in name else (name, "", "")
         path = _existing(job, file, "environment.requirements")
-        beside[path.parent / CONSTRAINTS] = None
+        beside.append(path.with_name(CONSTRAINTS))
         if path.name in EXPORTS:
             raise _not_exported(path)
         if path.suffix == ".toml":
-            found.lines += _read_pyproject(path, extras)
-        elif extras:
-            raise SpecError(
-                f"{laptop_path(path)} has no extras: only pyproject.toml has.",
-                hint=f"Remove [{','.join(extras)}].",
-            )
+            found.lines += _read_pyproject(path, re.findall(r"[\w.-]+", extras))
         else:
             _read_file(path, found.lines, found.constraints)
     if job.environment.constraints is not None:
         path = _existing(job, job.environment.constraints, "environment.constraints")
         _read_file(path, found.constraints, found.constraints)
     else:
-        for path in (path for path in beside if path.is_file()):
+        for path in (path for path in dict.fromkeys(beside) if path.is_file()):
             found.notes.append(f"the build uses the constraints in {laptop_path(path)}")
             _read_file(path, found.constraints, found.constraints)
     found.local = dict(_local_packages(found.lines, job.folder))
-    if linked := [line for line in found.lines if line.startswith(("-e", "--editable"))]:
-        found.notes.append(
-            f"{linked[0]} is a link to that folder: jobs in the queue see its code as it is when "
-            "they start"
-        )
     return found
 
 
@@ -125,47 +112,28 @@ def _not_exported(path: Path) -> SpecError:
     )
 
 
+def _missing(who: str, path: Path, hint: str = "Correct the path.") -> SpecError:
+    return SpecError(f"{who} {laptop_path(path)}, which does not exist{_not_sent()}.", hint=hint)
+
+
 def _not_sent() -> str:
     """Return what else may be the reason if a file of the laptop is not here."""
     return ", or git ignores it, so that it was not sent" if cluster() else ""
-
-
-def _split_extras(name: str) -> tuple[str, list[str]]:
-    """Split `pyproject.toml[torch,gpu]` into the file and its extras."""
-    file, _, extras = name.removesuffix("]").partition("[")
-    return file, [extra.strip() for extra in extras.split(",") if extra.strip()]
 
 
 def _existing(job: Job, name: str, key: str) -> Path:
     path = job.folder / expand_home(name)
     if not path.is_file():
         source = job.source(key)
-        who = f"{source} names" if source != "FILE" else "You named"
-        missing = f"which does not exist{_not_sent() if laptop_path(path) != path else ''}"
-        raise SpecError(f"{who} {laptop_path(path)}, {missing}.", hint="Correct the path.")
+        raise _missing("You named" if source == "FILE" else f"{source} names", path)
     return path
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as problem:
-        raise SpecError(
-            f"Cannot read {laptop_path(path)}: {problem}.", hint="Fix the file, or name another."
-        ) from None
-
-
-def _read_file(
-    path: Path, lines: list[str], constraints: list[str], above: tuple[Path, ...] = ()
-) -> None:
+def _read_file(path: Path, lines: list[str], constraints: list[str]) -> None:
     """Add the lines of a file for pip, and of the files that it includes: the build reads a copy
     elsewhere.
     """
-    if path in above:
-        raise SpecError(
-            f"{laptop_path(path)} includes itself.", hint="Remove the line that names it."
-        )
-    for line in map(str.strip, _text(path).splitlines()):
+    for line in map(str.strip, path.read_text(encoding="utf-8-sig").splitlines()):
         match = _INCLUDE.fullmatch(line)
         if match is None:
             lines += [line] if line and not line.startswith("#") else []
@@ -176,20 +144,16 @@ def _read_file(
             lines.append(f"--find-links {other.absolute() if other.exists() else name}")
         elif other.is_file():
             is_constraint = match[1] in ("-c", "--constraint")
-            _read_file(other, constraints if is_constraint else lines, constraints, (*above, path))
+            _read_file(other, constraints if is_constraint else lines, constraints)
         else:
-            raise SpecError(
-                f"{laptop_path(path)} names {laptop_path(other)}, which does not exist"
-                f"{_not_sent()}.",
-                hint="Correct the path.",
-            )
+            raise _missing(f"{laptop_path(path)} names", other)
 
 
 def _read_pyproject(path: Path, extras: list[str]) -> list[str]:
     """Return `[project] dependencies`, and those of the extras, which may name others:
     `all = ["paceline[torch,gpu]"]`.
     """
-    where, text = laptop_path(path), _text(path)
+    where, text = laptop_path(path), path.read_text(encoding="utf-8")
     try:
         project = tomllib.loads(text).get("project", {})
     except tomllib.TOMLDecodeError as problem:
@@ -214,47 +178,35 @@ def _read_pyproject(path: Path, extras: list[str]) -> list[str]:
             )
         for line in known[extra]:
             own = re.fullmatch(rf"{name}\s*\[([^\]]+)\]", line, re.I)
-            if own is None:
-                lines.append(line)
-            else:
-                named = [each.strip() for each in own[1].split(",")]
-                pending += [each for each in named if each not in pending]
+            named = re.findall(r"[\w.-]+", own[1]) if own else []
+            pending += [each for each in named if each not in pending]
+            lines += [] if own else [line]
     return list(dict.fromkeys(lines))
 
 
-def _local_packages(lines: Iterable[str], folder: Path) -> Iterator[tuple[str, str]]:
+def _local_packages(lines: list[str], folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the paths among the lines with a digest of their content: other content is another
     environment.
     """
     for line in lines:
-        match = _LOCAL.match(line)
-        if match is None:
-            continue
-        path = folder / match[2]
-        if not path.exists():
-            raise SpecError(
-                f"The requirement {line!r} refers to {laptop_path(path)}, which does not exist"
-                f"{_not_sent()}.",
-                hint="Write paths relative to the project's folder.",
-            )
-        yield match[2], _digest(path, only_metadata=match[1] is not None)
+        if (match := _LOCAL.match(line)) is not None:
+            path = folder / match[2]
+            if not path.exists():
+                hint = "Write paths relative to the project's folder."
+                raise _missing(f"The requirement {line!r} refers to", path, hint)
+            yield match[2], _digest(path, is_link=match[1] is not None)
 
 
-def _digest(path: Path, *, only_metadata: bool) -> str:
+def _digest(path: Path, *, is_link: bool) -> str:
     """Return a digest of a file, or of a package's folder; for an editable package, of its metadata
     alone.
     """
     digest = hashlib.sha256()
-    if path.is_file():
-        digest.update(path.read_bytes())
-        return digest.hexdigest()
-    for root, folders, names in os.walk(path):
-        kept = [each for each in folders if each not in _NOT_SOURCE and ".egg-info" not in each]
-        folders[:] = [] if only_metadata else sorted(kept)
-        for name in sorted(names):
-            file = Path(root, name)
-            if not file.is_file() or (only_metadata and name not in _METADATA):
-                continue
+    files = [path / name for name in _METADATA] if is_link else [path, *sorted(path.rglob("*"))]
+    for file in files:
+        parts = file.relative_to(path).parts
+        is_source = not any(each in _NOT_SOURCE or ".egg-info" in each for each in parts)
+        if is_source and file.is_file():
             content = hashlib.sha256(file.read_bytes()).hexdigest()
-            digest.update(f"{file.relative_to(path)}\0{content}\n".encode(errors="surrogateescape"))
+            digest.update(f"{'/'.join(parts)}\0{content}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()

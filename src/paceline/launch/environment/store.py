@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.foreign_records import read_object
-from paceline.errors import EnvironmentProblem, SpecError, UsageError
+from paceline.errors import EnvironmentProblem, SpecError
 from paceline.launch.environment.activation import module_section, module_variables
-from paceline.launch.environment.build_script import IMAGE, LOCK, MARKER, is_remote
-from paceline.launch.environment.probe import module_lines, probe
+from paceline.launch.environment.build_script import IMAGE, MARKER, is_remote
+from paceline.launch.environment.probe import probe
 from paceline.launch.environment.requirements import Requirements, read_requirements
 from paceline.launch.run_folder import resolve_scratch
 from paceline.slurm.submission_environment import submission_environment
@@ -30,13 +30,14 @@ from paceline.spec.job import Job
 from paceline.spec.shell_text import quote
 
 STORE = ".environments"
-_FORMAT = 1  # another way to build is another environment
-_SOURCE = "environment.requirements"
+_FORMAT = 2  # another way to build is another environment
 
 _DESCRIBE = (
     "import json, platform, sys; print(json.dumps([sys.executable, '%d.%d' % sys.version_info[:2], "
     "sys.base_prefix, platform.machine(), sys.implementation.name]))"
 )
+# Keys of [environment] that mean nothing for the current Python, and the kind that they are for.
+_KIND_OF = {"requirements": "venv", "path": "venv", "image": "container", "base": "container"}
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class EnvironmentInputs:
 
 @dataclass(frozen=True)
 class StoredEnvironment:
-    """One environment of the store."""
+    """One environment of the store: a link to where it was built, made when it was complete."""
 
     path: Path
 
@@ -96,23 +97,11 @@ class StoredEnvironment:
         return os.path.isfile(self.path / MARKER)
 
     @property
-    def builder(self) -> str | None:
-        """The holder of the lock: "job-12", "process-host-77"."""
-        try:
-            return next(iter(os.listdir(f"{self.path}{LOCK}")), None)
-        except OSError:
-            return None
-
-    @property
     def image(self) -> Path:
         return self.path / IMAGE
 
     def record(self) -> dict[str, Any]:
-        """Read the marker; empty if the environment is not complete."""
-        try:
-            return read_object(self.path / MARKER)
-        except (OSError, ValueError):
-            return {}
+        return read_object(self.path / MARKER)
 
 
 def store_path(job: Job, environ: Mapping[str, str]) -> Path:
@@ -120,15 +109,9 @@ def store_path(job: Job, environ: Mapping[str, str]) -> Path:
 
 
 def list_environments(store: Path) -> list[StoredEnvironment]:
-    """Return all environments of a store, oldest first, including those being built."""
-    try:
-        names = [
-            entry.name for entry in os.scandir(store) if entry.is_dir() and "." not in entry.name
-        ]
-    except OSError:
-        return []
-    found = [StoredEnvironment(store / name) for name in names if name != "cache"]
-    return sorted(found, key=lambda each: each.record().get("built", float("inf")))
+    """Return all environments of a store, oldest first."""
+    found = [StoredEnvironment(marker.parent) for marker in store.glob(f"*/{MARKER}")]
+    return sorted(found, key=lambda each: each.record()["built"])
 
 
 def environment_inputs(job: Job, environ: Mapping[str, str]) -> EnvironmentInputs:
@@ -138,11 +121,6 @@ def environment_inputs(job: Job, environ: Mapping[str, str]) -> EnvironmentInput
         base = environment.base or environment.image
         assert base is not None
         requirements = read_requirements(job) if environment.requirements else Requirements()
-        if environment.horovod:
-            raise UsageError(
-                f"{job.source('environment.horovod')} is set, but Horovod is built into venvs, not into containers.",
-                hint="Choose a base image that has Horovod.",
-            )
         return EnvironmentInputs(
             "container", requirements, base=base, base_state=_state_of(job, base)
         )
@@ -162,13 +140,12 @@ def _state_of(job: Job, base: str) -> str:
     if is_remote(base):
         return ""
     path = job.folder / expand_home(base)
-    try:
-        status = path.stat()
-    except OSError:
+    if not path.exists():
         raise SpecError(
             f"{job.source('environment.base')} names {path}, which does not exist.",
             hint="Name a file, a folder, or an address such as docker://python:3.12.",
-        ) from None
+        )
+    status = path.stat()
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
@@ -184,43 +161,36 @@ def find_python(job: Job, environ: Mapping[str, str]) -> Python:
     command = str(job.folder / expand_home(name)) if os.sep in name else name
     variables = {**module_variables(environment, environ), **environment.variables}
     lines = [f"export {key}={quote(value)}" for key, value in variables.items()]
-    lines += [*module_lines(module_section(environment)), *environment.setup]
+    lines += [*module_section(environment).lines(), *environment.setup]
     result = probe(
         lines,
         f"exec {quote(command)} -c {quote(_DESCRIBE)}",
         environ=submission_environment(environ, ()).variables,
     )
-    try:
-        details = json.loads(result.out.strip().splitlines()[-1])
-    except (ValueError, IndexError):
+    if result.code != 0:
         raise EnvironmentProblem(
             f"Cannot run {command}, the Python that builds the environment: {result.failure or result.last_line}",
             hint="Name another with base_python in [environment], or correct modules and setup.",
-        ) from None
-    return Python(command, *details[1:])
+        )
+    return Python(command, *json.loads(result.out.strip().splitlines()[-1])[1:])
 
 
 def resolve_environment(job: Job, environ: Mapping[str, str]) -> Job:
     """Return the job with the path of its environment, if that is built from requirements."""
     environment = job.environment
     if environment.kind == "venv" and environment.path is None and environment.requirements:
-        key = "path"
-    elif (
-        environment.kind == "container"
-        and environment.image is None
-        and environment.base is not None
-    ):
-        key = "image"
+        key, source = "path", "requirements"
+    elif environment.kind == "container" and environment.image is None and environment.base:
+        key, source = "image", "base"
     else:
         return job
     stored = StoredEnvironment(store_path(job, environ) / environment_inputs(job, environ).key)
     value = str(stored.path if key == "path" else stored.image)
-    tables = job.tables.model_copy(
-        update={"environment": environment.model_copy(update={key: value})}
-    )
-    source = _SOURCE if key == "path" else "environment.base"
+    resolved = environment.model_copy(update={key: value})
     return replace(
-        job, tables=tables, sources={**job.sources, f"environment.{key}": job.source(source)}
+        job,
+        tables=job.tables.model_copy(update={"environment": resolved}),
+        sources={**job.sources, f"environment.{key}": job.source(f"environment.{source}")},
     )
 
 
@@ -228,28 +198,17 @@ def check_built(job: Job) -> list[Finding]:
     """Check that the job's environment is built, if it has to be."""
     environment = job.environment
     if environment.kind == "current":
-        for key, kind in (
-            ("requirements", "venv"),
-            ("path", "venv"),
-            ("image", "container"),
-            ("base", "container"),
-        ):
-            if getattr(environment, key):
-                text = f"{job.source(f'environment.{key}')} is set, but the run uses this Python."
-                return [
-                    Finding("environment", WARNING, text, f'Set kind = "{kind}" in [environment].')
-                ]
+        unused = [key for key in _KIND_OF if getattr(environment, key)]
+        if not unused:
+            return []
+        text = f"{job.source(f'environment.{unused[0]}')} is set, but the run uses this Python."
+        hint = f'Set kind = "{_KIND_OF[unused[0]]}" in [environment].'
+        return [Finding("environment", WARNING, text, hint)]
     path = environment.path if environment.kind == "venv" else environment.image
-    if path is None or "://" in path:
-        return []
-    folder = Path(path) if environment.kind == "venv" else Path(path).parent
-    built = StoredEnvironment(folder)
-    if folder.parent.name != STORE or built.is_complete:
+    folder = Path(path or "") if environment.kind == "venv" else Path(path or "").parent
+    if folder.parent.name != STORE or StoredEnvironment(folder).is_complete:
         return []
     origin = ", ".join(environment.requirements) or environment.base
-    if (builder := built.builder) is not None:
-        text = f"The environment from {origin} is not built yet: {builder} is building it."
-        return [Finding("environment", PROBLEM, text, "Follow the build: paceline env build")]
     text = f"The environment from {origin} is not built, or its inputs have changed since."
     return [Finding("environment", PROBLEM, text, "Build it: paceline env build")]
 
