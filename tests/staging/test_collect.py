@@ -174,9 +174,6 @@ def test_only_folders_of_finished_runs_are_removed(
     for name, owner in owners.items():
         make_run_folder(private / f"run-{name}", owner)
     (private / "run-unmarked").mkdir()
-    old = private / "run-unmarked-old"
-    old.mkdir()
-    os.utime(old, (1000, 1000))
 
     def over(environ: dict[str, str]) -> set[str]:
         mine = {**environ, "SLURM_JOB_ID": "15", "SLURM_CLUSTER_NAME": "a"}
@@ -185,7 +182,7 @@ def test_only_folders_of_finished_runs_are_removed(
             for each in find_leftovers(tmp_path, mine, job_start="15-1")
         }
 
-    certain = {"ended", "reused", "unmarked-old", "earlier"}
+    certain = {"ended", "reused", "earlier"}
     assert over(squeue("exit 1")) == certain  # the scheduler does not answer: jobs may be alive
     answering = squeue("printf '11 RUNNING\\n13 PENDING\\n15 RUNNING\\n'")
     assert active_jobs(answering) == {"11", "15"}
@@ -193,7 +190,7 @@ def test_only_folders_of_finished_runs_are_removed(
     removed = remove_leftovers(
         tmp_path, {**answering, "SLURM_JOB_ID": "15", "SLURM_CLUSTER_NAME": "a"}, job_start="15-1"
     )
-    assert len(removed) == 6
+    assert len(removed) == 5
     assert (private / "run-job-11").is_dir()
     assert (private / "run-live").is_dir()
 

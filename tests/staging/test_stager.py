@@ -10,7 +10,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +33,7 @@ from tests.staging.trees import ODD, Node, content, make_tree, request
 def test_a_copy_is_like_its_source_with_and_without_a_pack(base: Path, node: Node) -> None:
     source = make_tree(base / "sets" / "a b")
     (base / "weights").write_bytes(b"w" * (SMALL + 1))
-    wanted = request(base, "sets/a b", "weights", verify="checksum")
+    wanted = request(base, "sets/a b", "weights")
     data, _ = node.stage(wanted)
     assert content(data / "sets" / "a b") == content(source)
     assert (data / "sets" / "a b" / ODD).read_bytes() == b"odd"
@@ -91,45 +90,12 @@ def test_a_pack_is_a_tar_file(base: Path, node: Node, tmp_path: Path) -> None:
 
 def test_packs_can_be_made_before_a_job(base: Path, node: Node) -> None:
     source = make_tree(base / "set")
-    wanted = request(base, "set", verify="checksum")
+    wanted = request(base, "set")
     manifest = scan(source)
-    checksums = Packs(wanted.packs).write(manifest, Transfer())
-    assert Packs(wanted.packs).read(manifest.key) == (manifest, checksums)
-    assert len(checksums) == len(manifest.small)
+    Packs(wanted.packs).write(manifest, Transfer())
+    assert Packs(wanted.packs).read(manifest.key) == manifest
     data, _ = node.follow(wanted)
     assert content(data / "set") == content(source)
-
-
-def flip_a_bit(path: Path) -> None:
-    damaged = bytearray(path.read_bytes())
-    damaged[512] ^= 1  # the first file, after its header
-    path.write_bytes(damaged)
-
-
-def test_with_checksums_a_bad_pack_is_not_used(base: Path, node: Node) -> None:
-    source = make_tree(base / "set")
-    wanted = request(base, "set", verify="checksum")
-    node.stage(wanted)
-    flip_a_bit(next(wanted.packs.glob("*.tar")))
-    with pytest.raises(EnvironmentProblem, match="differs from its source"):
-        node.stage(wanted, [replace(item, checksums={}) for item in scan_items(wanted)])
-    data, _ = node.stage(wanted)
-    assert content(data / "set") == content(source)
-    assert content(node.stage(request(base, "set"))[0] / "set") == content(source)
-
-
-def test_a_copy_that_differs_from_its_source_is_an_error(
-    base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_tree(base / "set")
-    real = copy.compute_checksum
-
-    def bad_disk(path: str, transfer: Transfer) -> int:
-        return real(path, transfer) ^ (path.startswith(str(node.private)) and "0007" in path)
-
-    monkeypatch.setattr(copy, "compute_checksum", bad_disk)
-    with pytest.raises(EnvironmentProblem, match=r"copy of .*0007.bin' differs from its source"):
-        node.stage(request(base, "set", verify="checksum"))
 
 
 def change_in_secret(path: Path) -> None:
@@ -151,68 +117,6 @@ def test_a_change_that_keeps_size_and_time_is_found(base: Path, node: Node, keep
     assert content((data / "set").resolve()) == content(source)
     for lock in stager.locks:
         lock.close()
-
-
-def test_checksums_come_from_the_source_and_not_from_the_pack(base: Path, node: Node) -> None:
-    """Even if a file system reports nothing of the change."""
-    source = make_tree(base / "set")
-    wanted = request(base, "set", verify="checksum")
-    Packs(wanted.packs).write(scan(source), Transfer())
-    old = scan(source).key
-    change_in_secret(
-        next(
-            path for path in source.rglob("*") if path.is_file() and 0 < path.stat().st_size < SMALL
-        )
-    )
-    for path in wanted.packs.glob(f"{old}.*"):
-        path.rename(path.with_stem(scan(source).key))
-    data, _ = node.stage(wanted)
-    assert content(data / "set") == content(source)
-
-
-def test_checksums_find_a_bad_copy_in_the_cache(base: Path, node: Node) -> None:
-    source = make_tree(base / "set")
-    wanted = request(base, "set", verify="checksum", keep=3600)
-    data, stager = node.stage(wanted)
-    copy = next(
-        path
-        for path in (data / "set").resolve().rglob("*")
-        if path.is_file() and path.stat().st_size > SMALL
-    )
-    change_in_secret(copy)
-    with pytest.raises(EnvironmentProblem, match="differs from its source"):  # it is in use
-        node.stage(wanted)
-    for lock in stager.locks:
-        lock.close()
-    data, stager = node.stage(wanted)
-    assert content((data / "set").resolve()) == content(source)
-    for lock in stager.locks:
-        lock.close()
-
-
-def test_files_with_holes_are_counted_and_copied_by_their_blocks(base: Path, node: Node) -> None:
-    source = base / "set"
-    source.mkdir(parents=True)
-    with open(source / "sparse", "wb") as file:
-        file.write(b"start")
-        file.seek(300 << 20)
-        file.write(b"middle")
-        file.truncate(800 << 20)
-    if (source / "sparse").stat().st_blocks * 512 > 1 << 20:
-        pytest.skip("this file system has no holes")
-    (source / "empty").touch()
-    os.truncate(source / "empty", 100 << 20)
-    assert scan(source).disk_usage < 1 << 20
-    data, stager = node.stage(request(base, "set"))
-    for name in ("sparse", "empty"):
-        copy, original = (data / "set" / name).stat(), (source / name).stat()
-        assert (copy.st_size, copy.st_mtime_ns) == (original.st_size, original.st_mtime_ns)
-        assert copy.st_blocks * 512 < 1 << 20
-    with open(data / "set" / "sparse", "rb") as file:
-        assert file.read(6) == b"start\0"
-        file.seek(300 << 20)
-        assert file.read(7) == b"middle\0"
-    assert stager.transfer.done == stager.transfer.total == 900 << 20
 
 
 def test_large_files_arrive_where_the_kernel_cannot_copy(

@@ -37,13 +37,7 @@ from paceline.agent.workers.zygote.start import THREADS
 from paceline.contract.files import find_own_folder
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import (
-    NO_SCONTROL,
-    USED_BY_JOBS,
-    AttemptFolder,
-    JobStartFolder,
-    RunFolder,
-)
+from paceline.contract.run_folder import USED_BY_JOBS, AttemptFolder, RunFolder
 from paceline.contract.verdict import DONE, FAILED, INTERRUPTED_EXIT, RESTART_EXIT, STOPPED
 from paceline.errors import LaunchError, PacelineError
 from paceline.staging.working_directory import WorkingDirectory
@@ -158,9 +152,8 @@ class Agent:
             self.verdicts.begin(host=placement.host, newest_attempt=self.attempt_number)
             self.notifier.begin()
             if self.verdicts.from_queue and self.launch_spec.scratch:
-                self.verdicts.try_write(
-                    lambda: remember_for_checks(Path(self.launch_spec.scratch), self.job_start)
-                )
+                # for the checks before the next submission
+                self.verdicts.try_write((Path(self.launch_spec.scratch) / USED_BY_JOBS).touch)
         self._check_nodes()
         if self.launch_spec.fitness:
             self._check_fitness()
@@ -547,17 +540,6 @@ class Agent:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self.requests.wants_stop:
             time.sleep(0.05)
-
-
-def remember_for_checks(scratch: Path, job_start: JobStartFolder) -> None:
-    """Leave in the scratch folder what only a job can find out, for the checks before the next
-    submission.
-    """
-    (scratch / USED_BY_JOBS).touch()
-    if job_start.no_scontrol.exists():
-        (scratch / NO_SCONTROL).touch()
-    else:
-        (scratch / NO_SCONTROL).unlink(missing_ok=True)
 
 
 def _remove_empty(paths: Iterable[Path]) -> None:

@@ -182,7 +182,7 @@ class NodeData:
     def _start_planned(self, pool: ThreadPoolExecutor, plan: Fields) -> PacelineError | None:
         packs = Packs(self.request.packs)
         try:
-            self._start(pool, [ScannedItem(name, *packs.read(key)) for name, key in plan["items"]])
+            self._start(pool, [ScannedItem(name, packs.read(key)) for name, key in plan["items"]])
         except PacelineError as error:
             return error
         return None

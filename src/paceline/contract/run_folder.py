@@ -15,7 +15,6 @@ from paceline.contract.files import replace_file
 SUBMITTING = "submitting"
 ALONE = "of"  # in a line of metrics.jsonl that has rank 0's numbers, not the mean of all ranks
 SAVES_FIRST = "save"  # in the mark of a cancelled run whose ranks were asked to save a checkpoint
-NO_SCONTROL = ".no-scontrol"  # in a scratch folder once a job has found no scontrol on its node
 # in a scratch folder once an agent of a job has written there: the nodes see it
 USED_BY_JOBS = ".used-by-jobs"
 # in an attempt's folder, with a rank: the collectives that NCCL last recorded
@@ -192,8 +191,6 @@ class JobStartFolder:
     agent = Entry("agent")
     # made by the batch shell: since when the job was queued, in seconds since 1970
     queued_at = Entry("queued-at")
-    # made by the batch shell: its node has none, so a new job continues the run
-    no_scontrol = Entry("no-scontrol")
     # why the run was not requeued, from the head agent or the batch shell
     requeue_failed = Entry("requeue-failed")
     notified = Entry("notified")  # what the head agent has told the user of this job start's end

@@ -85,7 +85,6 @@ def data_settings(job: Job) -> dict[str, Any]:
         "stage": list(data.stage),
         "collect": list(data.collect),
         "keep": data.keep or 0,
-        "verify": data.verify,
         "folder": data.folder or "",
         **({"limit": limit * 2**20} if limit else {}),
     }

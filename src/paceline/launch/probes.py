@@ -58,8 +58,7 @@ def ask_run(
 
 def ask_allocation(environ: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
     """Return what each node of this allocation says about itself, and what went wrong."""
-    step = [*_step(environ["SLURM_JOB_ID"]), *_spread(_node_count(environ), 1)]
-    argv = [*step, sys.executable, "-c", CODE]
+    argv = [*_in_allocation(environ, 1), sys.executable, "-c", CODE]
     return _call(argv, _with_path(environ), PROBE_MARK, timeout=MEASURE_TIMEOUT)
 
 
@@ -70,31 +69,36 @@ def measure_allocation(environ: Mapping[str, str]) -> tuple[list[Measurement], s
     """
     granted = environ.get("SLURM_GPUS_ON_NODE", "")
     gpus = int(granted) if granted.isdigit() else len(visible_devices(environ) or [])
-    variables = {**_with_path(environ), **({} if gpus else {env.FITNESS_CPU: "1"})}
-    spread = _spread(_node_count(environ), max(1, gpus))
-    argv = [*_step(environ["SLURM_JOB_ID"]), *spread, sys.executable, "-c", MEASURE]
-    return _measurements(_call(argv, variables, LINE, timeout=MEASURE_TIMEOUT))
+    argv = [*_in_allocation(environ, max(1, gpus)), sys.executable, "-c", MEASURE]
+    return _measure(argv, _with_path(environ), gpus=gpus)
 
 
 def measure_run(folder: RunFolder, spec: LaunchSpec, *, job: str) -> tuple[list[Measurement], str]:
     """Measure the devices and links of a live run, beside its ranks."""
-    environ = {**_job_environment(folder, spec), **({} if spec.gpus else {env.FITNESS_CPU: "1"})}
-    spread = _spread(spec.nodes, spec.nproc if spec.gpus else 1)
+    tasks = spec.nproc if spec.gpus else 1
+    spread = [f"--nodes={spec.nodes}", f"--ntasks-per-node={tasks}"]
     step = [*_step(squeue_and_sacct.numeric_job_id(job)), *spread, "bash", "-c", PIPED]
     text = f"exec {command_line(['python', '-c', MEASURE])}\n"
-    return _measurements(_call(step, environ, LINE, text=text, timeout=MEASURE_TIMEOUT))
+    return _measure(step, _job_environment(folder, spec), gpus=spec.gpus, text=text)
+
+
+def _measure(
+    argv: Sequence[str], environ: Mapping[str, str], *, gpus: int, text: str = ""
+) -> tuple[list[Measurement], str]:
+    variables = {**environ, **({} if gpus else {env.FITNESS_CPU: "1"})}
+    answers, problem = _call(argv, variables, LINE, text=text, timeout=MEASURE_TIMEOUT)
+    found = [make(Measurement, each) for each in answers]
+    return sorted(found, key=lambda each: each.rank), problem
 
 
 def _step(job: str) -> list[str]:
     return ["srun", f"--jobid={job}", "--overlap", "--export=ALL", "--quiet", "--mem=0"]
 
 
-def _spread(nodes: int | str, tasks: int) -> list[str]:
-    return [f"--nodes={nodes}", f"--ntasks-per-node={tasks}"]
-
-
-def _node_count(environ: Mapping[str, str]) -> str:
-    return environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
+def _in_allocation(environ: Mapping[str, str], tasks: int) -> list[str]:
+    nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
+    spread = [f"--nodes={nodes}", f"--ntasks-per-node={tasks}"]
+    return [*_step(environ["SLURM_JOB_ID"]), *spread]
 
 
 def _job_environment(folder: RunFolder, spec: LaunchSpec) -> dict[str, str]:
@@ -133,8 +137,6 @@ def _call(
         )
     except subprocess.TimeoutExpired:
         return [], f"no answer within {timeout:.0f} s"
-    except OSError as error:
-        return [], f"{argv[0]}: {error.strerror}"
     lines = [line for line in done.stdout.splitlines() if line.startswith(mark)]
     answers = [parse_object(line.removeprefix(mark)) for line in lines]
     return answers, slurm.error_text(done) if done.returncode or not answers else ""
@@ -145,9 +147,3 @@ def _as_node(host: str, answered: tuple[list[dict[str, Any]], str]) -> NodeAnswe
     if not answers:
         return NodeAnswer(host, problem=problem)
     return NodeAnswer(str(answers[-1].get("host", host)), answers[-1])
-
-
-def _measurements(answered: tuple[list[dict[str, Any]], str]) -> tuple[list[Measurement], str]:
-    answers, problem = answered
-    found = [make(Measurement, each) for each in answers]
-    return sorted(found, key=lambda each: each.rank), problem

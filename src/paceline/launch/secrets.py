@@ -86,22 +86,20 @@ def choose_secrets(
 
     `in_a_job`: a batch script carries them, and one that is named but found nowhere is an error.
     """
+    named = _named(job)
+    origins = {name: f"{source} sets" for name, source in file_secrets.sources.items()}
+    origins |= {name: f"{job.source(key)} names" for name, key in named.items()}
     values, sources = {}, {}
-    for name, value in file_secrets.values.items():
-        if name in _OF_BASH or env.is_owned(name):
+    for name, origin in origins.items():
+        if name not in named and (name in _OF_BASH or env.is_owned(name)):
             continue
-        _check_name(name, f"{file_secrets.sources[name]} sets", script=in_a_job)
-        from_shell = name in environ
-        values[name] = environ[name] if from_shell else value
-        sources[name] = FROM_SHELL if from_shell else file_secrets.sources[name]
-    for name, key in _named(job).items():
-        _check_name(name, f"{job.source(key)} names", script=in_a_job)
-        if name in values:
-            continue
+        _check_name(name, origin, script=in_a_job)
         if name in environ:
             values[name], sources[name] = environ[name], FROM_SHELL
+        elif name in file_secrets.values:
+            values[name], sources[name] = file_secrets.values[name], file_secrets.sources[name]
         elif in_a_job:
-            raise _missing(job, name, key)
+            raise _missing(job, name, named[name])
     return Secrets(values, sources)
 
 
@@ -121,10 +119,8 @@ def note_missing(job: Job, found: Secrets) -> list[str]:
 
 def _named(job: Job) -> dict[str, str]:
     """Return the secrets that are named, without a value, and the key that names each."""
-    named = dict.fromkeys(job.environment.secrets, "environment.secrets")
-    if job.notify.webhook is not None:
-        named.setdefault(job.notify.webhook, "notify.webhook")
-    return named
+    webhook = {job.notify.webhook: "notify.webhook"} if job.notify.webhook is not None else {}
+    return {**webhook, **dict.fromkeys(job.environment.secrets, "environment.secrets")}
 
 
 def _missing(job: Job, name: str, key: str) -> SpecError:
@@ -170,7 +166,6 @@ def hidden_variables(job: Job) -> dict[str, str]:
 
 WANDB_KEY = "WANDB_API_KEY"
 WANDB_BASE_URL = "WANDB_BASE_URL"
-CREDENTIALS = "wandb_credentials.txt"
 NETRCS = (".netrc", "_netrc")
 
 
@@ -178,32 +173,28 @@ def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
     """Read the secret files. If two set the same variable, the first in the order of
     `secret_files` wins.
     """
-    received = received_secrets()
-    values = dict(received.values) if received is not None else {}
-    sources = dict(received.sources) if received is not None else {}
+    named = job.environment.secret_files is not None
+    received = received_secrets() or NO_SECRETS
+    values, sources = dict(received.values), dict(received.sources)
     # Where a command came from, the files that the job names were read.
-    paths = (
-        []
-        if received is not None and job.environment.secret_files is not None
-        else secret_files(job, environ)
-    )
-    named_by = None
-    if job.environment.secret_files is not None:
-        named_by = job.source("environment.secret_files")
+    paths = [] if named and received_secrets() is not None else secret_files(job, environ)
     for path in paths:
         known = {**environ, **job.environment.variables, **values}
         is_netrc = path.name in NETRCS or str(path) == environ.get("NETRC")
-        if WANDB_KEY in known and (is_netrc or path.name == CREDENTIALS):
+        if is_netrc and WANDB_KEY in known:
             continue  # the file is not needed, so its mode does not matter
         label = show_path(path, job, environ)
-        content = _read(path, label, named_by=named_by)
-        if content is None:
+        if named and not path.exists():
+            raise SpecError(
+                f"{job.source('environment.secret_files')} names {label}, which does not exist.",
+                hint="Create it (with chmod 600), or correct the path.",
+            )
+        # a virtual environment may be called `.env`
+        if not path.exists() or (path.is_dir() and not named):
             continue
-        text, mode = content
+        text, mode = _read(path, label)
         if is_netrc:
             found = _parse_netrc(path, text, label, known)
-        elif path.name == CREDENTIALS and "=" not in text.strip().rstrip("="):  # a bare key
-            found = {WANDB_KEY: text.strip()}
         else:
             found = parse_dotenv(text, where=label)
         if found and os.name == "posix" and mode & 0o077:  # its secrets may already be known
@@ -221,15 +212,12 @@ def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
                 )
             values.setdefault(name, value)
             sources.setdefault(name, label)
-    # Taken from the shell whichever files are read: a user with a W&B key wants W&B.
-    if WANDB_KEY in environ and WANDB_KEY not in values:
-        values[WANDB_KEY], sources[WANDB_KEY] = environ[WANDB_KEY], FROM_SHELL
-    # A key is valid for one server only, so the server's address goes with it.
-    if WANDB_BASE_URL in environ and (
-        WANDB_KEY in values or WANDB_KEY in job.environment.variables
-    ):
-        values.setdefault(WANDB_BASE_URL, environ[WANDB_BASE_URL])
-        sources.setdefault(WANDB_BASE_URL, FROM_SHELL)
+    # Taken from the shell whichever files are read: a user with a W&B key wants W&B. A key is valid
+    # for one server only, so the server's address goes with it.
+    for name in (WANDB_KEY, WANDB_BASE_URL):
+        has_key = WANDB_KEY in {**values, **job.environment.variables}
+        if name in environ and name not in values and (has_key or name == WANDB_KEY):
+            values[name], sources[name] = environ[name], FROM_SHELL
     return Secrets(values, sources)
 
 
@@ -245,30 +233,17 @@ def inspect_secrets(job: Job, environ: Mapping[str, str]) -> Finding:
 
 
 def secret_files(job: Job, environ: Mapping[str, str]) -> list[Path]:
-    """Return the files to read, existing or not: `secret_files` of the job, or the default ones."""
-    if job.environment.secret_files is None:
-        return default_secret_files(job, environ)
+    """Return the files to read, existing or not: `secret_files` of the job; or the project's own
+    file, then the user's, then the one where `wandb login` leaves its key.
+    """
     home = environ.get("HOME", "~")
-    names = (
-        home + name[1:] if name.startswith("~/") else name for name in job.environment.secret_files
-    )
-    return [Path(os.path.abspath(job.folder / name)) for name in names]
-
-
-def default_secret_files(job: Job, environ: Mapping[str, str]) -> list[Path]:
-    """Return the project's own file, then the user's, then those that wandb uses."""
-    found = [job.folder / ".env"]
-    home = environ.get("HOME")
-    config = environ.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else None)
-    if config:
-        found.append(Path(config) / "paceline" / "secrets.env")
-    if home:
-        found.append(Path(home) / CREDENTIALS)
-    if environ.get("NETRC"):
-        found.append(Path(environ["NETRC"]))
-    elif home:
-        found += [Path(home) / name for name in NETRCS]
-    return found
+    names = job.environment.secret_files
+    if names is None:
+        config = environ.get("XDG_CONFIG_HOME") or "~/.config"
+        netrcs = [environ["NETRC"]] if environ.get("NETRC") else [f"~/{name}" for name in NETRCS]
+        names = (".env", f"{config}/paceline/secrets.env", *netrcs)
+    full = (home + name[1:] if name.startswith("~/") else name for name in names)
+    return [Path(os.path.abspath(job.folder / name)) for name in full]
 
 
 def show_path(path: Path, job: Job, environ: Mapping[str, str]) -> str:
@@ -279,34 +254,16 @@ def show_path(path: Path, job: Job, environ: Mapping[str, str]) -> str:
     return str(path)
 
 
-def _read(path: Path, label: str, *, named_by: str | None) -> tuple[str, int] | None:
-    """Return a file's text and mode; None if it does not exist and no setting names it."""
+def _read(path: Path, label: str) -> tuple[str, int]:
+    """Return a file's text and mode."""
+    if not path.is_file():  # a pipe would be waited for
+        raise _read_error(label, "it is not a regular file")
     try:
-        # Non-blocking: the path may be a pipe without a writer.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    except (FileNotFoundError, NotADirectoryError):
-        if named_by is not None:
-            raise SpecError(
-                f"{named_by} names {label}, which does not exist.",
-                hint="Create it (with chmod 600), or correct the path.",
-            ) from None
-        return None
-    except OSError as problem:
-        raise _read_error(label, problem.strerror or "") from None
-    try:
-        mode = os.fstat(descriptor).st_mode
-        if stat.S_ISDIR(mode) and named_by is None:
-            return None  # a virtual environment may be called `.env`
-        if not stat.S_ISREG(mode):
-            raise _read_error(label, "it is not a regular file")
-        with open(descriptor, "rb", closefd=False) as file:
-            content = file.read()
-    finally:
-        os.close(descriptor)
-    try:
-        return content.decode("utf-8"), stat.S_IMODE(mode)
+        return path.read_text(encoding="utf-8-sig"), stat.S_IMODE(path.stat().st_mode)
     except UnicodeDecodeError:
         raise _read_error(label, "it is not UTF-8 text") from None
+    except OSError as problem:
+        raise _read_error(label, problem.strerror or "") from None
 
 
 def _read_error(label: str, reason: str) -> EnvironmentProblem:
@@ -331,11 +288,16 @@ def _parse_netrc(path: Path, text: str, label: str, known: Mapping[str, str]) ->
     return {WANDB_KEY: machine[2]} if machine and machine[2] else {}
 
 
-_BLANK = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)+")
-_NAME = re.compile(r"[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*")
-_QUOTED = {"'": re.compile(r"'([^']*)'"), '"': re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)}
-_BARE = re.compile(r"[^\n]*")
-_REST = re.compile(r"[ \t]*(?:#[^\n]*)?\n")
+# One entry: its name, and its value in single quotes, in double quotes, or bare up to a comment.
+_ENTRY = re.compile(
+    r"""[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*
+    (?: '(?P<single>[^']*)'
+      | "(?P<double>(?:[^"\\]|\\.)*)"
+      | (?!['"])(?P<bare>(?:[^\n#]|(?<![ \t=])\#)*))
+    [ \t]*(?:\#[^\n]*)?(?:\n|\Z)""",
+    re.VERBOSE | re.DOTALL,
+)
+_BLANK = re.compile(r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "$": "$", "`": "`", "\n": ""}
 # Other parsers would expand these. They are allowed in single quotes, or escaped (`\$`) in double
 # quotes.
@@ -349,64 +311,34 @@ def parse_dotenv(text: str, *, where: str) -> dict[str, str]:
     In double quotes \\n, \\t, \\r, \\\\, \\", \\$ and \\` are escapes. Nothing is expanded:
     `${NAME}` is an error.
     """
-    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
-    if not text.endswith("\n"):
-        text += "\n"
     found: dict[str, str] = {}
     position = 0
     while position < len(text):
-        blank = _BLANK.match(text, position)
-        if blank:
+        if blank := _BLANK.match(text, position):
             position = blank.end()
             continue
         line = text.count("\n", 0, position) + 1
-        name = _NAME.match(text, position)
-        if name is None:
-            raise _error(where, line, "is not of the form NAME=value")
-        value, position = _value(text, name.end(), where=where, line=line)
-        if "\0" in value:
-            raise _error(where, line, "contains a NUL character")
-        found[name[1]] = value
+        entry = _ENTRY.match(text, position)
+        if entry is None or "\0" in entry[0]:
+            raise SpecError(
+                f"Line {line} of {where} is not of the form NAME=value, with each quote closed.",
+                hint="Write NAME=value, NAME='value' or # a comment. secret_files in [environment] "
+                "lists the files to read.",
+            )
+        position = entry.end()
+        value, double = entry["single"], entry["double"]
+        plain = entry["bare"] if double is None else re.sub(r"\\.", "", double, flags=re.DOTALL)
+        if value is None and _EXPANSION.search(plain):
+            raise SpecError(
+                f"Line {line} of {where} contains ${{...}}, $(...) or a backquote, which Paceline "
+                "does not expand.",
+                hint="Put the value in single quotes to use it literally, or write it out.",
+            )
+        if double is not None:
+            value = re.sub(r"\\(.)", _unescape, double, flags=re.DOTALL)
+        found[entry[1]] = entry["bare"].strip() if value is None else value
     return found
 
 
-def _value(text: str, start: int, *, where: str, line: int) -> tuple[str, int]:
-    """Return the value that begins at `start`, and the position of the next line."""
-    quote = text[start]
-    if quote in _QUOTED:
-        quoted = _QUOTED[quote].match(text, start)
-        if quoted is None:
-            raise _error(where, line, f"opens a quote ({quote}) that is never closed")
-        rest = _REST.match(text, quoted.end())
-        if rest is None:
-            raise _error(where, line, "continues after its closing quote")
-        value = quoted[1]
-        if quote == '"':
-            if _EXPANSION.search(re.sub(r"\\.", "", value, flags=re.DOTALL)):
-                raise _expansion_error(where, line)
-            value = re.sub(
-                r"\\(.)", lambda match: _ESCAPES.get(match[1], match[0]), value, flags=re.DOTALL
-            )
-        return value, rest.end()
-    bare = _BARE.match(text, start)
-    assert bare is not None, "the pattern also matches an empty string"
-    value = re.split(r"(?:^|[ \t])#", bare[0], maxsplit=1)[0].strip()
-    if _EXPANSION.search(value):
-        raise _expansion_error(where, line)
-    return value, bare.end() + 1
-
-
-def _error(where: str, line: int, what: str) -> SpecError:
-    return SpecError(
-        f"Line {line} of {where} {what}.",
-        hint="Write NAME=value, NAME='value' or # a comment. secret_files in [environment] lists "
-        "the files to read.",
-    )
-
-
-def _expansion_error(where: str, line: int) -> SpecError:
-    return SpecError(
-        f"Line {line} of {where} contains ${{...}}, $(...) or a backquote, which Paceline does "
-        "not expand.",
-        hint="Put the value in single quotes to use it literally, or write out the expanded value.",
-    )
+def _unescape(match: re.Match[str]) -> str:
+    return _ESCAPES.get(match[1], match[0])

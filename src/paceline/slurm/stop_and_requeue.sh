@@ -127,10 +127,9 @@ paceline_name_job_start() { # FOLDER
 paceline_make_job_start_folder() {
     mkdir -p "$paceline_run/job-starts/$paceline_job_start" ||
         paceline_fail "Cannot write to $paceline_run from $paceline_host. It must be on a shared file system."
-    # For the head agent, which remembers them: for the time line, and for the checks before the next submission.
+    # For the head agent, for the time line.
     [ -z "$paceline_queued_at" ] ||
         echo "$paceline_queued_at" >"$paceline_run/job-starts/$paceline_job_start/queued-at" || :
-    [ "$paceline_resubmit" != no-scontrol ] || : >"$paceline_run/job-starts/$paceline_job_start/no-scontrol" || :
 }
 
 # Claim the run folder: two jobs must not train in the same one. claims/1, claims/2, ... are links that name job starts,

@@ -213,10 +213,6 @@ class Data(Table):
         Seconds | None,
         Option("--keep-data TIME", "Keep staged data on the nodes for later jobs, e.g. 2d."),
     ] = None
-    verify: Annotated[
-        Literal["size", "checksum"],
-        Option("--verify size|checksum", "Check copies by size (default) or by checksum."),
-    ] = "size"
     folder: Annotated[
         Line | None,
         Option(

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from paceline.staging.collect import CollectResult, collect
 from paceline.staging.copy import remove_tree
 
 SQUEUE_TIMEOUT = 20.0  # seconds
-UNMARKED_AGE = 86400.0  # seconds after which a folder without a marker counts as left behind
 
 
 @dataclass(frozen=True)
@@ -85,9 +84,7 @@ def write_owner(path: Path, owner: Owner) -> None:
 
 def read_owner(path: Path) -> Owner | None:
     try:
-        record = json.loads((path / "owner.json").read_text(encoding="utf-8"))
-        known = {field.name for field in fields(Owner)}
-        return Owner(**{key: value for key, value in record.items() if key in known})
+        return Owner(**json.loads((path / "owner.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -98,15 +95,14 @@ class Leftover:
 
     path: Path
     reason: str
-    owner: Owner | None = None
+    owner: Owner
 
     def remove(self) -> bool:
         owner = self.owner
-        is_due = owner is not None and owner.collect and not owner.collected
-        if owner is not None and is_due and Path(owner.destination).parent.is_dir():
-            problems = collect_results(self.path, owner).problems
-            if problems:  # the next job here tries again
-                return False
+        is_due = owner.collect and not owner.collected
+        has_run = Path(owner.destination).parent.is_dir()
+        if is_due and has_run and collect_results(self.path, owner).problems:
+            return False  # the next job here tries again
         return remove_tree(self.path)
 
 
@@ -136,11 +132,7 @@ def find_leftovers(
     active = active_jobs(environ) if jobs - {"", environ.get("SLURM_JOB_ID", "")} else None
     leftovers: list[Leftover | CachedItem] = []
     for path, owner in owners.items():
-        if owner is not None:
-            reason = _reason_to_remove(owner, active, environ, job_start)
-        else:
-            reason = "it has no owner" if _is_old(path) else ""
-        if reason:
+        if owner is not None and (reason := _reason_to_remove(owner, active, environ, job_start)):
             leftovers.append(Leftover(path, reason, owner))
     cached, now = cached_items(private), time.time()
     return leftovers + [item for item in cached if all_cached or item.is_expired(now)]
@@ -150,13 +142,6 @@ def remove_leftovers(base: Path, environ: Mapping[str, str], *, job_start: str) 
     """Remove everything that is certainly left behind. Returns what was removed."""
     leftovers = find_leftovers(base, environ, job_start=job_start)
     return [leftover.path for leftover in leftovers if leftover.remove()]
-
-
-def _is_old(path: Path) -> bool:
-    try:
-        return time.time() - path.stat().st_mtime > UNMARKED_AGE
-    except OSError:
-        return False
 
 
 def _reason_to_remove(

@@ -10,17 +10,15 @@ import os
 import shutil
 import threading
 import time
-import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from paceline.contract.files import show_size
 from paceline.errors import EnvironmentProblem
-from paceline.staging.manifest import GROUP_FILES, SMALL, FileEntry, Manifest, join
-from paceline.staging.sparse import data_ranges
+from paceline.staging.manifest import SMALL, FileEntry, Manifest, join
 
 CHUNK = 1 << 20  # bytes that are read at once
 THREADS = 8  # most of the time, each waits for a disk or a server
@@ -34,10 +32,6 @@ Read = Callable[[Sequence[FileEntry]], list[bytes]]
 
 class Stopped(Exception):
     """The transfer was asked to stop."""
-
-
-class CopyDiffers(EnvironmentProblem):
-    """A copy does not have the content of its source."""
 
 
 class Transfer:
@@ -60,17 +54,17 @@ class Transfer:
 
     def run(self, tasks: Sequence[Task]) -> None:
         """Run all tasks, or raise the first error."""
+
+        def run(task: Task) -> None:
+            self.check()
+            task()
+
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="staging")
         try:
-            futures = [pool.submit(self._run_task, task) for task in tasks]
-            for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+            for future in as_completed([pool.submit(run, task) for task in tasks]):
                 future.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-    def _run_task(self, task: Task) -> None:
-        self.check()
-        task()
 
 
 def read_files(folder: str, files: Sequence[FileEntry]) -> list[bytes]:
@@ -98,91 +92,56 @@ def copy_item(
     """Copy what is missing of an item, and return the number of files."""
     files = missing_files(manifest, target)
     transfer.add(manifest.size - sum(file.size for file in files))
-    if os.path.lexists(target):  # parts of files may be left where the source has a hole
+    if os.path.lexists(target):  # parts of files may be left
         for path in [*(file.path for file in files), *(path for path, _ in manifest.links)]:
-            with suppress(FileNotFoundError):
-                os.unlink(join(target, path))
-    os.makedirs(os.path.dirname(target), exist_ok=True)
+            Path(join(target, path)).unlink(missing_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     for folder in manifest.folders:
-        with suppress(FileExistsError):
-            os.mkdir(join(target, folder), 0o700)
+        Path(join(target, folder)).mkdir(0o700, exist_ok=True)
     for path, link_target in manifest.links:
         os.symlink(link_target, join(target, path))
-    large = (file for file in files if file.size > SMALL)
-    tasks: list[Task] = [partial(_copy_large, manifest, target, file, transfer) for file in large]
     read = read or partial(read_files, manifest.source)
-    for group in manifest.groups(file for file in files if file.size <= SMALL):
-        tasks.append(partial(_copy_group, read, target, group, transfer))
-    transfer.run(tasks)
+    large = (file for file in files if file.size > SMALL)
+    small = manifest.groups(file for file in files if file.size <= SMALL)
+    transfer.run(
+        [
+            *(partial(_copy_large, manifest, target, file, transfer) for file in large),
+            *(partial(_copy_group, read, target, group, transfer) for group in small),
+        ]
+    )
     return len(files)
-
-
-def verify_item(
-    manifest: Manifest, target: Path, *, transfer: Transfer, checksums: dict[str, int]
-) -> None:
-    """Compare every copy with its source; a source whose checksum is known is not read again."""
-
-    def verify(files: Sequence[FileEntry]) -> None:
-        for file in files:
-            source = join(manifest.source, file.path)
-            expected = checksums.get(file.path)
-            if expected is None:
-                expected = compute_checksum(source, transfer)
-            if compute_checksum(join(target, file.path), transfer) != expected:
-                raise CopyDiffers(
-                    f"[data] stage: The copy of {source!r} differs from its source.",
-                    hint="The source changed, or the node's disk is bad: try again, or exclude "
-                    "the node.",
-                )
-
-    starts = range(0, len(manifest.files), GROUP_FILES)
-    transfer.run([partial(verify, manifest.files[start : start + GROUP_FILES]) for start in starts])
-
-
-def compute_checksum(path: str, transfer: Transfer) -> int:
-    value = 0
-    with open(path, "rb", buffering=0) as file:
-        while content := file.read(CHUNK):
-            transfer.check()
-            value = zlib.crc32(content, value)
-    return value
 
 
 def copy_file(
     source: str, target: str | Path, transfer: Transfer, *, sync: bool = False
 ) -> os.stat_result:
-    """Copy a file to a new one with its time, and without its holes; return what is known of it."""
+    """Copy a file to a new one with its time; return what is known of it."""
     with open(source, "rb", buffering=0) as reader:
         status = os.fstat(reader.fileno())
         mode = (status.st_mode & 0o777) | 0o600
-        position = 0
         with open(os.open(target, WRITE_FLAGS, mode), "wb", buffering=0) as writer:
-            writer.truncate(status.st_size)
-            for begin, end in data_ranges(reader.fileno(), 0, status.st_size):
-                transfer.add(begin - position)
-                position = begin
-                while position < end:
-                    transfer.check()
-                    count = _copy_chunk(reader.fileno(), writer.fileno(), position, end - position)
-                    if count == 0:
-                        raise source_changed(source)
-                    position += count
-                    transfer.add(count)
-            transfer.add(status.st_size - position)
+            position = 0
+            while position < status.st_size:
+                transfer.check()
+                count = _copy_chunk(reader.fileno(), writer.fileno(), position)
+                if count == 0:
+                    raise source_changed(source)
+                position += count
+                transfer.add(count)
             os.utime(writer.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
             if sync:
                 os.fsync(writer.fileno())
     return status
 
 
-def _copy_chunk(source: int, target: int, position: int, size: int) -> int:
+def _copy_chunk(source: int, target: int, position: int) -> int:
     """Copy some bytes, inside the kernel where it can: not between all file systems."""
     if hasattr(os, "copy_file_range"):
         with suppress(OSError):
-            count = os.copy_file_range(source, target, min(size, 8 * CHUNK), position, position)
+            count = os.copy_file_range(source, target, 8 * CHUNK, position, position)
             if count:
                 return count
-    content = os.pread(source, min(size, CHUNK), position)
+    content = os.pread(source, CHUNK, position)
     write_all(target, memoryview(content), position)
     return len(content)
 
@@ -203,13 +162,12 @@ def source_changed(path: str) -> EnvironmentProblem:
 def remove_tree(path: Path) -> bool:
     """Remove a folder, read-only parts included. Returns False if some of it stays."""
     shutil.rmtree(path, ignore_errors=True)
-    if path.is_dir() and not path.is_symlink():
-        for folder, folders, _ in os.walk(path):
-            for each in [folder, *(os.path.join(folder, name) for name in folders)]:
-                if not os.path.islink(each):
-                    with suppress(OSError):  # another process removes it too, or it is not ours
-                        os.chmod(each, 0o700)
-        shutil.rmtree(path, ignore_errors=True)
+    for folder, folders, _ in os.walk(path):
+        for each in [folder, *(os.path.join(folder, name) for name in folders)]:
+            if not os.path.islink(each):
+                with suppress(OSError):  # another process removes it too, or it is not ours
+                    os.chmod(each, 0o700)
+    shutil.rmtree(path, ignore_errors=True)
     return not os.path.lexists(path)
 
 
@@ -235,11 +193,10 @@ def _copy_group(read: Read, target: Path, files: Sequence[FileEntry], transfer: 
 
 def _is_copied(path: str, file: FileEntry) -> bool:
     """Whether a file is complete: only then does it have the modification time of its source."""
-    try:
+    with suppress(OSError):
         status = os.lstat(path)
-    except OSError:
-        return False
-    return (status.st_size, status.st_mtime_ns) == (file.size, file.mtime)
+        return (status.st_size, status.st_mtime_ns) == (file.size, file.mtime)
+    return False
 
 
 class Progress:

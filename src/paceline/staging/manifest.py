@@ -10,13 +10,12 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.errors import EnvironmentProblem
-from paceline.staging.sparse import data_size
 
 SMALL = 256 * 1024  # files up to this size are packed: opening them costs more than reading them
 MIN_PACKED_FILES = 64  # fewer small files than this are copied one by one
@@ -46,21 +45,21 @@ class Manifest:
     folders: list[str]  # parents first; the item's own folder is the empty path
     files: list[FileEntry]
     links: list[tuple[str, str]]  # path and target
-    outside_links: int = field(default=0, compare=False)  # links that point out of the item
-    # sockets, pipes and devices, which are left out
-    special_files: int = field(default=0, compare=False)
-    holes: int = field(default=0, compare=False)  # bytes of large files that take no space
 
     def values(self) -> list[Any]:
         """Return what JSON can hold; `from_values` is the inverse."""
-        counts = [self.outside_links, self.special_files, self.holes]
-        return [self.source, self.folders, self.files, self.links, *counts]
+        return [self.source, self.folders, self.files, self.links]
 
     @classmethod
     def from_values(cls, values: list[Any]) -> Manifest:
-        source, folders, files, links, *counts = values
+        source, folders, files, links = values
         pairs = [(path, target) for path, target in links]
-        return cls(source, folders, list(map(FileEntry._make, files)), pairs, *counts)
+        return cls(source, folders, list(map(FileEntry._make, files)), pairs)
+
+    @property
+    def outside_links(self) -> int:
+        """The number of links that point out of the item."""
+        return sum(os.path.isabs(target) for _, target in self.links)
 
     @cached_property
     def key(self) -> str:
@@ -76,7 +75,7 @@ class Manifest:
     def disk_usage(self) -> int:
         """About how many bytes the item takes on disk."""
         blocks = sum(-(-file.size // BLOCK) for file in self.files)
-        return max(0, BLOCK * (blocks + len(self.folders) + len(self.links)) - self.holes)
+        return BLOCK * (blocks + len(self.folders) + len(self.links))
 
     @cached_property
     def small(self) -> list[FileEntry]:
@@ -126,7 +125,7 @@ def scan(source: Path) -> Manifest:
     try:
         status = os.stat(real)
         if stat.S_ISREG(status.st_mode):
-            return Manifest(real, [], [_entry("", status)], [], holes=_holes(status, real))
+            return Manifest(real, [], [_entry("", status)], [])
         return _walk(real)
     except OSError as error:
         raise EnvironmentProblem(
@@ -137,66 +136,42 @@ def scan(source: Path) -> Manifest:
 
 
 def _walk(real: str) -> Manifest:
-    manifest = Manifest(real, [""], [], [])
-    outside_links = special_files = holes = 0
-    pending = [""]
+    """Scan a folder, one level of folders after the other. What is no file, folder or link is left
+    out.
+    """
+    manifest, pending = Manifest(real, [""], [], []), [""]
     with ThreadPoolExecutor(SCAN_THREADS, thread_name_prefix="scan") as pool:
         while pending:
-            listings = list(pool.map(partial(_list_folder, real), pending))
-            pending = [folder for listing in listings for folder in listing.folders]
-            manifest.folders.extend(pending)
-            manifest.links.extend(link for listing in listings for link in listing.links)
-            outside_links += sum(listing.outside_links for listing in listings)
-            special_files += sum(listing.special_files for listing in listings)
-            files = [file for listing in listings for file in listing.files]
-            batches = [
-                files[start : start + GROUP_FILES] for start in range(0, len(files), GROUP_FILES)
-            ]
-            for entries, skipped in pool.map(partial(_stat_files, real), batches):
-                manifest.files.extend(entries)
-                holes += skipped
-    for found in (manifest.folders, manifest.files, manifest.links):
-        found.sort()
-    return replace(manifest, outside_links=outside_links, special_files=special_files, holes=holes)
+            folders, files = list[str](), list[os.DirEntry[str]]()
+            for folder, entries in zip(
+                pending, pool.map(partial(_list_folder, real), pending), strict=True
+            ):
+                for entry in entries:
+                    path = join(folder, entry.name) if folder else entry.name
+                    if entry.is_symlink():
+                        manifest.links.append((path, _link_target(real, folder, entry.path)))
+                    elif entry.is_dir():
+                        folders.append(path)
+                    elif entry.is_file():
+                        files.append(entry)
+            starts = range(0, len(files), GROUP_FILES)
+            batches = [files[start : start + GROUP_FILES] for start in starts]
+            for found in pool.map(partial(_stat_files, real), batches):
+                manifest.files.extend(found)
+            manifest.folders.extend(folders)
+            pending = folders
+    for names in (manifest.folders, manifest.files, manifest.links):
+        names.sort()
+    return manifest
 
 
-@dataclass
-class _Listing:
-    """The names in a folder; its files have not been stat'ed yet."""
-
-    folders: list[str] = field(default_factory=list)
-    files: list[os.DirEntry[str]] = field(default_factory=list)
-    links: list[tuple[str, str]] = field(default_factory=list)
-    outside_links: int = 0
-    special_files: int = 0
-
-
-def _list_folder(real: str, folder: str) -> _Listing:
-    listing = _Listing()
+def _list_folder(real: str, folder: str) -> list[os.DirEntry[str]]:
     with os.scandir(join(real, folder)) as entries:
-        for entry in entries:
-            path = join(folder, entry.name) if folder else entry.name
-            if entry.is_file(follow_symlinks=False):
-                listing.files.append(entry)
-            elif entry.is_symlink():
-                target, is_outside = _link_target(real, folder, os.readlink(entry.path))
-                listing.links.append((path, target))
-                listing.outside_links += is_outside
-            elif entry.is_dir():
-                listing.folders.append(path)
-            else:
-                listing.special_files += 1
-    return listing
+        return list(entries)
 
 
-def _stat_files(real: str, files: list[os.DirEntry[str]]) -> tuple[list[FileEntry], int]:
-    """Return files, and how many bytes of the large ones are in holes."""
-    found, holes = [], 0
-    for file in files:
-        status = file.stat(follow_symlinks=False)
-        found.append(_entry(file.path[len(real) + 1 :], status))
-        holes += _holes(status, file.path)
-    return found, holes
+def _stat_files(real: str, files: list[os.DirEntry[str]]) -> list[FileEntry]:
+    return [_entry(file.path[len(real) + 1 :], file.stat(follow_symlinks=False)) for file in files]
 
 
 def _entry(path: str, status: os.stat_result) -> FileEntry:
@@ -205,16 +180,9 @@ def _entry(path: str, status: os.stat_result) -> FileEntry:
     )
 
 
-def _holes(status: os.stat_result, path: str) -> int:
-    return status.st_size - data_size(status, path) if status.st_size > SMALL else 0
-
-
-def _link_target(real: str, folder: str, text: str) -> tuple[str, bool]:
-    """Return a link's target on the node: relative if it is inside the item, else absolute and
-    True.
-    """
+def _link_target(real: str, folder: str, path: str) -> str:
+    """Return a link's target on the node: relative if it is inside the item, else absolute."""
     parent = join(real, folder)
-    target = os.path.normpath(os.path.join(parent, text))
-    if target == real or target.startswith(f"{real}/"):
-        return os.path.relpath(target, parent), False
-    return target, True
+    target = os.path.normpath(os.path.join(parent, os.readlink(path)))
+    is_inside = target == real or target.startswith(f"{real}/")
+    return os.path.relpath(target, parent) if is_inside else target

@@ -1,9 +1,8 @@
 """Packs: the small files of an item in one tar file on scratch, written by the first job and read
 by every later one.
 
-`.staged/<key>.json` has the manifest and the checksums of the packed files, `.staged/<key>.tar` the
-files. Both are renamed into place, so an existing pack is complete. Readers find a file by its
-offset, which follows from the manifest.
+`.staged/<key>.json` has the manifest, `.staged/<key>.tar` the files. Both are renamed into place,
+so an existing one is complete. Readers find a file by its offset, which follows from the manifest.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ import os
 import tarfile
 import tempfile
 import time
-import zlib
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,37 +21,12 @@ from pathlib import Path
 from paceline.contract.files import open_own_file
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import EnvironmentProblem
-from paceline.staging.copy import Transfer, read_files, write_all
+from paceline.staging.copy import Read, Transfer, read_files, write_all
 from paceline.staging.manifest import FileEntry, Manifest, tar_padded
 
 UNUSED = 30 * 86400.0  # seconds after which an unused pack is removed
 ABANDONED = 2 * 86400.0  # the same for an unfinished one
 END_OF_TAR = 1024  # zeros
-
-
-class Pack:
-    """An open pack; must be closed."""
-
-    def __init__(self, manifest: Manifest, descriptor: int) -> None:
-        self.manifest, self.descriptor = manifest, descriptor
-
-    def read(self, files: Sequence[FileEntry]) -> list[bytes]:
-        """Return the contents of files that are close together, with one read."""
-        offsets = [self.manifest.offsets[file.path] for file in files]
-        start, end = offsets[0], offsets[-1] + files[-1].size
-        data = os.pread(self.descriptor, end - start, start)
-        if len(data) != end - start:
-            raise EnvironmentProblem(
-                f"[data] stage: The pack of {self.manifest.source!r} is truncated.",
-                hint="Remove the .staged folder.",
-            )
-        return [
-            data[offset - start : offset - start + file.size]
-            for file, offset in zip(files, offsets, strict=True)
-        ]
-
-    def close(self) -> None:
-        os.close(self.descriptor)
 
 
 @dataclass(frozen=True)
@@ -68,55 +41,55 @@ class Packs:
     def pack_path(self, key: str) -> Path:
         return self.folder / f"{key}.tar"
 
-    def open(self, manifest: Manifest) -> Pack | None:
-        """Return an item's pack if there is one."""
+    @contextmanager
+    def open(self, manifest: Manifest) -> Iterator[Read | None]:
+        """Open an item's pack to read from it; None if there is none."""
+        descriptor = -1
         with suppress(OSError):
             os.utime(self.manifest_path(manifest.key))  # a used pack is not pruned
-            return Pack(manifest, open_own_file(self.pack_path(manifest.key)))
-        return None
+            descriptor = open_own_file(self.pack_path(manifest.key))
+        try:
+            yield partial(_read_packed, manifest, descriptor) if descriptor >= 0 else None
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def has(self, manifest: Manifest) -> bool:
-        pack = self.open(manifest)
-        if pack is not None:
-            pack.close()
-        return pack is not None
+        with self.open(manifest) as read:
+            return read is not None
 
-    def read(self, key: str) -> tuple[Manifest, dict[str, int]]:
+    def read(self, key: str) -> Manifest:
         """Return what the head agent has published: other nodes need not scan the files."""
         path = self.manifest_path(key)
         try:
             with open(open_own_file(path), encoding="ascii") as file:
-                value = json.load(file)
-            return Manifest.from_values(value["manifest"]), value["checksums"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+                return Manifest.from_values(json.load(file))
+        except (OSError, ValueError, TypeError) as error:
             raise EnvironmentProblem(
                 f"[data] stage: Cannot read {path}: {error}.",
                 hint="The scratch folder must be on a path that all nodes share.",
             ) from None
 
-    def publish(self, manifest: Manifest, checksums: dict[str, int]) -> None:
+    def publish(self, manifest: Manifest) -> None:
         """Make a manifest visible to all nodes."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"manifest": manifest.values(), "checksums": checksums})
+        text = json.dumps(manifest.values())
         write_atomically(self.manifest_path(manifest.key), text, mode=0o600)
 
-    def write(self, manifest: Manifest, transfer: Transfer) -> dict[str, int]:
-        """Pack the small files of an item, and return their checksums."""
+    def write(self, manifest: Manifest, transfer: Transfer) -> None:
+        """Pack the small files of an item."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._prune()
         # a new file with a name that nobody can guess: others may write to the folder too
         descriptor, name = tempfile.mkstemp(".partial", f".{manifest.key}.", self.folder)
         try:
-            try:
-                checksums = _write_tar(manifest, descriptor, transfer)
-            finally:
-                os.close(descriptor)
+            with open(descriptor, "wb"):
+                _write_tar(manifest, descriptor, transfer)
             os.replace(name, self.pack_path(manifest.key))
         except BaseException:
             os.unlink(name)
             raise
-        self.publish(manifest, checksums)
-        return checksums
+        self.publish(manifest)
 
     def _prune(self) -> None:
         """Remove packs that have not been used for long, and unfinished ones."""
@@ -130,21 +103,33 @@ class Packs:
                     path.unlink()
 
 
-def _write_tar(manifest: Manifest, descriptor: int, transfer: Transfer) -> dict[str, int]:
-    checksums: dict[str, int] = {}
+def _read_packed(manifest: Manifest, descriptor: int, files: Sequence[FileEntry]) -> list[bytes]:
+    """Return the contents of files that are close together, with one read."""
+    offsets = [manifest.offsets[file.path] for file in files]
+    start, end = offsets[0], offsets[-1] + files[-1].size
+    data = os.pread(descriptor, end - start, start)
+    if len(data) != end - start:
+        raise EnvironmentProblem(
+            f"[data] stage: The pack of {manifest.source!r} is truncated.",
+            hint="Remove the .staged folder.",
+        )
+    return [
+        data[offset - start : offset - start + file.size]
+        for file, offset in zip(files, offsets, strict=True)
+    ]
 
+
+def _write_tar(manifest: Manifest, descriptor: int, transfer: Transfer) -> None:
     def write(files: Sequence[FileEntry]) -> None:
         data = bytearray()
         for file, content in zip(files, read_files(manifest.source, files), strict=True):
             data += _header(file) + content + bytes(tar_padded(file.size) - file.size)
-            checksums[file.path] = zlib.crc32(content)
         start = manifest.offsets[files[0].path] - len(_header(files[0]))
         write_all(descriptor, memoryview(data), start)
         transfer.add(sum(file.size for file in files))
 
     transfer.run([partial(write, group) for group in manifest.groups(manifest.small)])
     os.ftruncate(descriptor, os.fstat(descriptor).st_size + END_OF_TAR)
-    return checksums
 
 
 def _header(file: FileEntry) -> bytes:

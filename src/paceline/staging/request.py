@@ -32,7 +32,6 @@ class StagingRequest:
     items: tuple[Item, ...]
     collect: tuple[str, ...]
     keep: float  # seconds that staged data stays on the node after its last use; 0 for not at all
-    checksum: bool
     folder: str  # the folder on the node, if set; its variables are expanded there
     packs: Path
     limit: int = 0  # bytes that the site allows on one node; 0 for any number
@@ -73,7 +72,6 @@ def make_request(
         items=tuple(outermost),
         collect=collect,
         keep=float(data.get("keep") or 0),
-        checksum=data.get("verify") == "checksum",
         folder=str(data.get("folder") or ""),
         packs=base / PACKS,
         limit=int(data.get("limit") or 0),

@@ -1,4 +1,4 @@
-"""Stage items on one node: scan, make space, pack, copy or reuse, verify."""
+"""Stage items on one node: scan, make space, pack, copy or reuse."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import errno
 import os
 import threading
 from collections.abc import Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.contract.files import show_size
 from paceline.errors import EnvironmentProblem, PacelineError
 from paceline.staging.cache import Lock, acquire_item, cached_item, cached_items
-from paceline.staging.copy import CopyDiffers, Transfer, copy_item, missing_files, verify_item
+from paceline.staging.copy import Transfer, copy_item, missing_files
 from paceline.staging.manifest import Manifest, scan
 from paceline.staging.packs import Packs
 from paceline.staging.request import StagingRequest, check_sources
@@ -25,21 +25,15 @@ class ScannedItem:
 
     name: str
     manifest: Manifest
-    checksums: dict[str, int] = field(default_factory=dict)  # of the files in its pack
 
     def notes(self) -> list[str]:
-        """Return notes on links and files that are not staged as they are."""
-        notes, manifest = [], self.manifest
-        if manifest.outside_links:
-            notes.append(
-                f"{manifest.outside_links} links in {self.name!r} point outside it: they stay "
-                "links, and runs read their targets in place"
-            )
-        if manifest.special_files:
-            notes.append(
-                f"{manifest.special_files} sockets, pipes or devices in {self.name!r} are skipped"
-            )
-        return notes
+        """Return a note on links whose targets are not staged."""
+        if not (count := self.manifest.outside_links):
+            return []
+        return [
+            f"{count} links in {self.name!r} point outside it: they stay links, and runs read "
+            "their targets in place"
+        ]
 
 
 @dataclass
@@ -118,18 +112,15 @@ class Stager:
             manifest, packs = item.manifest, self.packs
             try:
                 if not manifest.needs_pack:
-                    packs.publish(manifest, {})
-                elif self.request.checksum or not packs.has(manifest):
-                    # to verify a pack that is there, every file would be read too
+                    packs.publish(manifest)
+                elif not packs.has(manifest):
                     self.transfer.total += sum(file.size for file in manifest.small)
-                    item.checksums.update(packs.write(manifest, self.transfer))
+                    packs.write(manifest, self.transfer)
             except OSError as error:
-                self._note(f"small files are not packed: {packs.folder}: {error.strerror}")
+                note = f"small files are not packed: {packs.folder}: {error.strerror}"
+                self.result.notes.append(note)
                 with suppress(OSError):  # for the other nodes
-                    packs.publish(manifest, {})
-
-    def _note(self, text: str) -> None:
-        self.result.notes.append(text)
+                    packs.publish(manifest)
 
     def _stage_cached(self, item: ScannedItem) -> None:
         manifest = item.manifest
@@ -141,15 +132,6 @@ class Stager:
             cached.finish(keep=self.request.keep, source=manifest.source)
 
         lock, is_reused = acquire_item(cached, fill=fill, check=self.transfer.check)
-        if is_reused and self.request.checksum:
-            try:
-                self._verify(item, target)
-            except CopyDiffers:
-                lock.close()
-                if not cached.remove():  # another job uses it
-                    raise
-                self._note(f"the cached copy of {manifest.source!r} was damaged, and is replaced")
-                lock, is_reused = acquire_item(cached, fill=fill, check=self.transfer.check)
         self.locks.append(lock)
         if is_reused:
             self.result.reused += manifest.size
@@ -160,21 +142,10 @@ class Stager:
 
     def _copy(self, item: ScannedItem, target: Path) -> None:
         manifest = item.manifest
-        pack = self.packs.open(manifest) if manifest.needs_pack else None
-        with closing(pack) if pack is not None else nullcontext():
-            count = copy_item(
-                manifest,
-                target,
-                transfer=self.transfer,
-                read=pack.read if pack is not None else None,
-            )
-        if self.request.checksum:
-            self._verify(item, target)
+        with self.packs.open(manifest) as read:
+            count = copy_item(manifest, target, transfer=self.transfer, read=read)
         self.result.files += count
         self.result.size += manifest.size
-
-    def _verify(self, item: ScannedItem, target: Path) -> None:
-        verify_item(item.manifest, target, transfer=self.transfer, checksums=item.checksums)
 
     def _make_space(self, items: Sequence[ScannedItem]) -> None:
         """Check that everything fits, and remove unused data from the cache if necessary, least
@@ -187,13 +158,11 @@ class Stager:
                 f"{show_size(self.request.limit)} of staged data per node.",
                 hint="Stage less. The limit is stage_size in [limits] of /etc/paceline/site.toml.",
             )
-        missing = [self._missing(item.manifest) for item in items]
-        needed = sum(manifest.disk_usage for manifest in missing)
-        keys = {item.manifest.key for item in items}
+        needed, keys = total, {item.manifest.key for item in items}
+        if self.request.keep:
+            needed = sum(self._missing(item.manifest).disk_usage for item in items)
         for cached in sorted(cached_items(self.private), key=lambda cached: cached.last_use()):
-            if _free_space(self.private) >= needed:
-                break
-            if cached.path.name not in keys:
+            if _free_space(self.private) < needed and cached.path.name not in keys:
                 cached.remove()
         free = _free_space(self.private)
         if needed > free:
@@ -205,9 +174,7 @@ class Stager:
             )
 
     def _missing(self, manifest: Manifest) -> Manifest:
-        """Return what is not on the node yet."""
-        if not self.request.keep:
-            return manifest
+        """Return what is not in the cache yet."""
         target = cached_item(self.private, manifest.key).target(manifest.source)
         return replace(manifest, files=missing_files(manifest, target))
 

@@ -145,7 +145,9 @@ class WorkingDirectory:
         try:
             with suppress(FileNotFoundError):
                 os.unlink(partial)
-            _copy_file(source, partial)
+            # its time shows whether a script has written the file again
+            shutil.copy2(source, partial)
+            os.chmod(partial, os.stat(source).st_mode & 0o777 | 0o200)
             os.rename(partial, target)
         except OSError:
             with suppress(OSError):
@@ -252,17 +254,6 @@ class WorkingDirectory:
 
 def _is_folder(path: str) -> bool:
     return os.path.isdir(path) and not os.path.islink(path)
-
-
-def _copy_file(source: str, target: str) -> None:
-    """Copy a file of the snapshot. The script may write to the copy."""
-    status = os.stat(source)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(source, "rb") as reader, open(os.open(target, flags, 0o600), "wb") as writer:
-        shutil.copyfileobj(reader, writer)
-    os.chmod(target, status.st_mode & 0o777 | 0o200)
-    # shows whether a script has written the file again
-    os.utime(target, ns=(status.st_mtime_ns,) * 2)
 
 
 def _make_folder(path: str, mode: int = 0o777) -> None:

@@ -9,12 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.agent.agent import remember_for_checks
 from paceline.contract.redaction import REDACTED, redact, redact_args
 from paceline.contract.run_folder import USED_BY_JOBS
 from paceline.errors import SpecError
 from paceline.launch.checks import job as job_checks
-from paceline.launch.checks.job import check_folder, check_python_path, check_requeue
+from paceline.launch.checks.job import check_folder, check_python_path
 from paceline.launch.checks.program import check_program
 from paceline.launch.environment.store import check_built
 from paceline.slurm.partitions import Partition
@@ -148,24 +147,6 @@ def test_a_scratch_folder_on_a_local_disk(tmp_path: Path, monkeypatch: pytest.Mo
     assert [
         found.level for found in check_folder(plan, partitions) if found.about == "run folder"
     ] == [GOOD]
-
-
-def test_how_a_run_continues_without_scontrol_on_the_nodes(tmp_path: Path) -> None:
-    job = job_in(tmp_path / "p")
-    plan = plan_of(job, bare())
-    job_start = plan.run_path.folder.job_start("7-0")
-    job_start.path.mkdir(parents=True)
-    remember_for_checks(plan.run_path.scratch, job_start)
-    assert check_requeue(job, plan) == []
-    job_start.no_scontrol.touch()
-    remember_for_checks(plan.run_path.scratch, job_start)
-    (found,) = check_requeue(job, plan)
-    assert (found.level, "a new job continues the run" in found.text) == (WARNING, True)
-    never = job_in(tmp_path / "q", resume__requeue=False)
-    assert check_requeue(never, plan) == []
-    job_start.no_scontrol.unlink()
-    remember_for_checks(plan.run_path.scratch, job_start)
-    assert check_requeue(job, plan) == [], "a later job has found it"
 
 
 def test_proxies_are_passed_by_name_in_one_file(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from paceline.launch.environment.activation import module_section
 from paceline.launch.environment.build_script import (
     BuildFolder,
     BuildResources,
-    BuildScript,
     build_directives,
     definition,
     image_steps,
@@ -31,7 +30,7 @@ def job(**keys: object) -> Job:
 
 
 def script(job: Job, steps: list[str], size: BuildResources | None = None) -> str:
-    build = BuildScript(
+    return render_build(
         title="venv 0123456789abcdef of vision: requirements.txt",
         folder=FOLDER,
         link=TARGET,
@@ -41,7 +40,6 @@ def script(job: Job, steps: list[str], size: BuildResources | None = None) -> st
         setup=job.environment.setup,
         steps=steps,
     )
-    return render_build(build)
 
 
 def texts() -> dict[str, str]:

@@ -20,7 +20,6 @@ from paceline.launch.environment.build_script import (
     MARKER,
     BuildFolder,
     BuildResources,
-    BuildScript,
     build_directives,
     render_build,
 )
@@ -187,14 +186,14 @@ class Bench:
         folder.environment.write_text("export GREETING=hello\n")
         folder.marker.write_text("{}\n")
         default = ['mkdir "$target" || paceline_fail full', f'echo {name} >"$target/by"']
-        script = BuildScript(
+        script = render_build(
             title="t",
             folder=folder,
             link=self.target.path,
             cwd=self.store,
             steps=[*default, *steps],
         )
-        folder.script.write_text(render_build(script))
+        folder.script.write_text(script)
         return subprocess.Popen(
             ["bash", str(folder.script)],
             text=True,

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.contract.run_folder import NO_SCONTROL, USED_BY_JOBS
+from paceline.contract.run_folder import USED_BY_JOBS
 from paceline.launch.checks.data import check_data
 from paceline.launch.checks.program import check_program
 from paceline.launch.checks.quota import MOUNTS, check_quota, file_system, nearest_existing
@@ -32,7 +32,6 @@ def check_job(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> lis
         *check_program(job, plan),
         *check_python_path(job, plan),
         *check_folder(plan, partitions),
-        *check_requeue(job, plan),
         *check_data(job, plan.run_path, os.environ),
         *check_limits(job, plan, partitions),
     ]
@@ -82,18 +81,6 @@ def _is_sandbox() -> bool:
 
 def _host() -> str:
     return socket.gethostname().split(".")[0]
-
-
-def check_requeue(job: Job, plan: SlurmPlan) -> list[Finding]:
-    """Say how a run continues if nodes have no scontrol, as an earlier job has found."""
-    if not job.resume.requeue or not os.path.exists(plan.run_path.scratch / NO_SCONTROL):
-        return []
-    text = (
-        "The nodes have no scontrol, so jobs cannot requeue themselves: at the time limit, a "
-        "new job continues the run."
-    )
-    hint = "The new job has a different id and starts at the end of the queue."
-    return [Finding("requeue", WARNING, text, hint)]
 
 
 def check_python_path(job: Job, plan: SlurmPlan, mounts: Path = MOUNTS) -> list[Finding]:

@@ -21,7 +21,6 @@ from paceline.launch.environment.build_script import (
     SCRIPT_NAMES,
     BuildFolder,
     BuildResources,
-    BuildScript,
     build_directives,
     definition,
     image_steps,
@@ -103,7 +102,7 @@ def plan_build(
             first=bool(first),
             horovod=inputs.horovod,
         )
-    build = BuildScript(
+    script = render_build(
         title=f"{inputs.kind} {inputs.key} of {job.project_name}: {inputs.origin or inputs.base}",
         folder=folder,
         link=target.path,
@@ -113,7 +112,7 @@ def plan_build(
         setup=job.environment.setup,
         steps=steps,
     )
-    files[folder.script.name] = render_build(build)
+    files[folder.script.name] = script
     submitter = submission_environment(environ, directives).variables
     variables = _variables(job, environ, requirements.lines)
     environment = "".join(f"export {name}={quote(text)}\n" for name, text in variables.items())

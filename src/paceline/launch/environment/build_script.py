@@ -44,7 +44,6 @@ class BuildFolder:
 
     path: Path
 
-    target = Entry("env")
     script = Entry("build.sbatch")
     # the build's variables, 0600; removed when the build ends
     environment = Entry("environment.sh")
@@ -67,20 +66,6 @@ class BuildResources:
     gpus: int = 0
     memory: int | None = None  # MiB
     time: int = DEFAULT_TIME  # seconds
-
-
-@dataclass(frozen=True)
-class BuildScript:
-    """Everything that the script's text depends on."""
-
-    title: str
-    folder: BuildFolder
-    link: Path  # to the environment, as jobs name it
-    cwd: Path  # paths in requirements are relative to it
-    directives: Sequence[Directive] = ()
-    modules: Sequence[str] = ()  # lines of bash
-    setup: Sequence[str] = ()
-    steps: Sequence[str] = ()  # lines of bash that fill the target
 
 
 def build_directives(job: Job, folder: BuildFolder, size: BuildResources) -> list[Directive]:
@@ -112,21 +97,34 @@ def build_directives(job: Job, folder: BuildFolder, size: BuildResources) -> lis
     ]
 
 
-def render_build(build: BuildScript) -> str:
-    """Return the whole script."""
-    setup = ["# `setup` in paceline.toml:", *build.setup] if build.setup else []
+def render_build(
+    *,
+    title: str,
+    folder: BuildFolder,
+    link: Path,
+    cwd: Path,
+    directives: Sequence[Directive] = (),
+    modules: Sequence[str] = (),
+    setup: Sequence[str] = (),
+    steps: Sequence[str] = (),
+) -> str:
+    """Return the whole script: it builds in `folder`, and jobs find the environment at `link`.
+
+    Paths in requirements are relative to `cwd`; `steps` are lines of bash that fill the target.
+    """
+    setup = ["# `setup` in paceline.toml:", *setup] if setup else []
     sections = [
         [
             "#!/bin/bash",
-            f"# {build.title}",
+            f"# {title}",
             "# Written by Paceline. To build on a node: sbatch build.sbatch. To build here: bash build.sbatch",
             "#",
-            *render(build.directives),
+            *render(directives),
         ],
         [
-            f"build={quote(str(build.folder.path))} # the input of this build, its log, and the environment",
+            f"build={quote(str(folder.path))} # the input of this build, its log, and the environment",
             'target="$build/env"',
-            f"link={quote(str(build.link))} # what jobs use; it is made when the environment is complete",
+            f"link={quote(str(link))} # what jobs use; it is made when the environment is complete",
             "readonly build target link # these name what is removed: nothing below may change them",
             _START,
         ],
@@ -134,11 +132,11 @@ def render_build(build: BuildScript) -> str:
             "# The environment, with the modules of the runs.",
             "{ set +x; } 2>/dev/null",
             'source "$build/environment.sh" || paceline_fail "Cannot read $build/environment.sh."',
-            *build.modules,
+            *modules,
             *setup,
-            f"cd {quote(str(build.cwd))} || paceline_fail {quote(f'Cannot enter {build.cwd}.')}",
+            f"cd {quote(str(cwd))} || paceline_fail {quote(f'Cannot enter {cwd}.')}",
         ],
-        build.steps,
+        steps,
         [_END],
     ]
     return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
