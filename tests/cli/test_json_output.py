@@ -16,6 +16,7 @@ from paceline.cli.console import print_json
 from paceline.contract.files import own_folder_name
 from paceline.contract.run_folder import RunFolder
 from paceline.launch.environment.build_script import MARKER
+from paceline.staging.cleanup import Owner, make_run_folder, this_process
 from tests.sweep.folders import begin, end, grid, make_sweep
 
 
@@ -117,10 +118,11 @@ def test_env_list(
 
 def test_clean(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     left = tmp_path / own_folder_name() / "run-1-0"
-    left.mkdir(parents=True, mode=0o700)
-    (left / "file").touch()
-    os.utime(left, (1.0, 1.0))
-    listed = {"path": str(left), "reason": "it has no owner", "removed": False}
+    left.parent.mkdir(mode=0o700)
+    ended = {**this_process(), "started": "another boot 1"}
+    make_run_folder(left, Owner(run="r", job_start="l", node=0, host=os.uname().nodename, **ended))
+    reason = f"process {os.getpid()} has ended"
+    listed = {"path": str(left), "reason": reason, "removed": False}
     assert ask(capsys, "clean", "--folder", str(tmp_path)) == {"leftovers": [listed]}
     assert left.exists()
     removed = ask(capsys, "clean", "--folder", str(tmp_path), "--yes")
