@@ -37,7 +37,7 @@ from paceline.agent.workers.zygote.start import THREADS
 from paceline.contract.files import find_own_folder
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import USED_BY_JOBS, AttemptFolder, RunFolder
+from paceline.contract.run_folder import USED_BY_JOBS, AttemptFolder, JobStartFolder, RunFolder
 from paceline.contract.verdict import DONE, FAILED, INTERRUPTED_EXIT, RESTART_EXIT, STOPPED
 from paceline.errors import LaunchError, PacelineError
 from paceline.staging.working_directory import WorkingDirectory
