@@ -125,6 +125,7 @@ _TYPES: tuple[tuple[Any, str], ...] = (
     (types.Variables, "table of strings"),
     (types.FolderName, "string"),
     (types.Line, "string"),
+    (types.Text, "string"),
     (types.UserPath, "string"),
     (types.UserPaths, "list of strings"),
     (types.Count, "number from 1"),

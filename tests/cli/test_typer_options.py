@@ -335,7 +335,7 @@ def test_unknown_options_suggest_what_was_meant(typed: str, ours: str) -> None:
         ("submit --gpus a100:4 FILE", 'Invalid --gpus "a100:4": use a whole', "Write --gpus 4"),
         ("run --env =x FILE", "--env has no name and value: =x.", "Type it as --env NAME=VALUE."),
         ("run --env --x FILE", "--env has no name and value: --x.", "Type it as"),
-        ("run --notify-on foo FILE", 'Invalid --notify-on "foo": use any of done', ""),
+        ("run --notify-on foo FILE", 'Invalid --notify-on "foo": use one of done', ""),
         ("ui --port x", "--port", "See `paceline ui --help`"),
         ("sandbox upp", "upp", "See `paceline sandbox --help`"),
         ("run --lr 0.1 t.py", "--lr", "Options of your script go after it: paceline run train.py"),

@@ -11,7 +11,7 @@ import pytest
 from paceline.errors import SpecError
 from paceline.launch.checks.machine import inspect_site
 from paceline.launch.launch_spec import data_settings
-from paceline.spec import site
+from paceline.spec import load, settings
 from paceline.spec.job import Job, Program
 from paceline.spec.load import load_job, reload_job
 from paceline.spec.typed_flags import Flag
@@ -42,16 +42,17 @@ def write_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
     def write(text: str) -> Path:
         path.write_text(text)
         path.chmod(0o644)
-        site.read_site.cache_clear()
+        settings.read_site.cache_clear()
         return path
 
     with monkeypatch.context() as patch:
-        patch.setattr(site, "SITE_FILE", path)
+        patch.setattr(settings, "SITE_FILE", path)
+        patch.setattr(load, "SITE_FILE", path)
         yield write
-    site.read_site.cache_clear()
+    settings.read_site.cache_clear()
 
 
-def load(tmp_path: Path, text: str = "", *flags: Flag) -> Job:
+def load_of(tmp_path: Path, text: str = "", *flags: Flag) -> Job:
     (tmp_path / "paceline.toml").write_text(text)
     return load_job(Program("train.py"), cwd=tmp_path, flags=flags)
 
@@ -60,10 +61,10 @@ def test_defaults_are_for_jobs_that_do_not_say_otherwise(
     tmp_path: Path, write_site: Callable[[str], Path]
 ) -> None:
     write_site(TEXT)
-    job = load(tmp_path)
+    job = load_of(tmp_path)
     assert (job.resources.partition, job.resources.account) == ("gpu", "research")
     assert "site.toml" in job.source("job.partition")
-    job = load(tmp_path, '[job]\npartition = "cpu"\n', Flag("--account", "job.account", "mine"))
+    job = load_of(tmp_path, '[job]\npartition = "cpu"\n', Flag("--account", "job.account", "mine"))
     assert (job.resources.partition, job.resources.account) == ("cpu", "mine")
 
 
@@ -71,12 +72,12 @@ def test_what_nobody_has_chosen_is_lowered_to_the_limit(
     tmp_path: Path, write_site: Callable[[str], Path]
 ) -> None:
     write_site(TEXT)
-    job = load(tmp_path, '[data]\nstage = ["images"]\n')
+    job = load_of(tmp_path, '[data]\nstage = ["images"]\n')
     assert job.resume.requeues_per_day == 10
     assert job.data.keep is None
     assert data_settings(job)["limit"] == 500 * 2**30
     assert (
-        load(
+        load_of(
             tmp_path, '[resume]\nrequeues_per_day = 3\n[data]\nkeep = "1d"\n'
         ).resume.requeues_per_day
         == 3
@@ -98,17 +99,17 @@ def test_a_file_or_a_flag_above_a_limit_is_an_error(
 ) -> None:
     path = write_site(TEXT)
     with pytest.raises(SpecError) as caught:
-        load(tmp_path, text)
+        load_of(tmp_path, text)
     assert caught.value.message.endswith(message)
     assert str(path) in caught.value.hint
     with pytest.raises(SpecError, match="--requeues-per-day is 99"):
-        load(tmp_path, "", Flag("--requeues-per-day", "resume.requeues_per_day", 99))
+        load_of(tmp_path, "", Flag("--requeues-per-day", "resume.requeues_per_day", 99))
 
 
 def test_a_run_from_before_the_limit_goes_on_with_the_limit(
     tmp_path: Path, write_site: Callable[[str], Path]
 ) -> None:
-    before = load(tmp_path, "[resume]\nrequeues_per_day = 40\n")
+    before = load_of(tmp_path, "[resume]\nrequeues_per_day = 40\n")
     write_site(TEXT)
     again = reload_job(
         before, before.tables.model_dump(mode="json", exclude_unset=True), flags=(), params=()
@@ -138,8 +139,8 @@ def test_doctor_shows_what_the_site_sets(write_site: Callable[[str], Path]) -> N
     write_site(TEXT)
     (found,) = inspect_site(os.environ)
     assert found.text.startswith(
-        "default partition gpu, default account research, at most 10 requeues a day, staged data kept for 2d,"
-        " at most 500G staged per node, Slurm asked every 90 s"
+        "partition gpu, account research, requeues_per_day 10, keep_data 2d, stage_size 500G,"
+        " poll_interval 90 s"
     )
 
 
@@ -159,17 +160,17 @@ def test_doctor_shows_what_the_site_sets(write_site: Callable[[str], Path]) -> N
         ),
         ("[limits]\nrequeues_per_day = 0\n", "Invalid requeues_per_day = 0 in [limits]", ""),
         ('[limits]\nstage_size = "many"\n', 'Invalid stage_size = "many" in [limits]', ""),
-        ("[limits\n", "Cannot read ", "administrators"),
+        ("[limits\n", "SITE is not valid TOML", "administrators"),
         ("limits = 3\n", "Invalid limits = 3 in ", ""),
     ],
 )
 def test_mistakes_name_the_key_and_the_nearest(
     tmp_path: Path, write_site: Callable[[str], Path], text: str, message: str, hint: str
 ) -> None:
-    write_site(text)
+    path = write_site(text)
     with pytest.raises(SpecError) as caught:
-        load(tmp_path)
-    assert caught.value.message.startswith(message)
+        load_of(tmp_path)
+    assert caught.value.message.startswith(message.replace("SITE", str(path)))
     assert hint in caught.value.hint
 
 
@@ -178,13 +179,13 @@ def test_a_file_that_others_can_change_is_ignored(
 ) -> None:
     path = write_site(TEXT)
     path.chmod(0o666)
-    assert load(tmp_path).resources.partition is None
+    assert load_of(tmp_path).resources.partition is None
     assert f"ignoring {path}: users other than root can write to {path}" in caplog.text
     path = write_site(TEXT)
     os.chown(path, 65534, 65534)
-    assert load(tmp_path).resources.partition is None
+    assert load_of(tmp_path).resources.partition is None
     assert f"can write to {path}" in caplog.text
     os.chown(path, 0, 0)
     path.parent.chmod(0o777)
-    site.read_site.cache_clear()
-    assert load(tmp_path).resources.partition is None
+    settings.read_site.cache_clear()
+    assert load_of(tmp_path).resources.partition is None

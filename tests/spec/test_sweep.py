@@ -116,9 +116,17 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         (HEAD + '[space]\nx = ["http://ann:pw@host"]\n', r"\[space\] x is a secret", ".env"),
         (HEAD + "[space]\nx = { grid = [1], stap = 2 }\n", "Unknown key 'stap'", "'step'"),
         (HEAD + "[space]\nx = { log_uniform = [0, 1] }\n", "numbers above 0", ""),
-        (HEAD + "[space]\nx = { uniform = [1, 0] }\n", "a smaller and a larger number", ""),
-        (HEAD + "[space]\nx = { integer = [0.5, 2] }\n", "two whole numbers", ""),
-        (HEAD + "[space]\nx = { uniform = [0, 1], step = 1 }\n", "step only with integer", ""),
+        (
+            HEAD + "[space]\nx = { uniform = [1, 0] }\n",
+            "two numbers, a smaller and a larger one",
+            "",
+        ),
+        (HEAD + "[space]\nx = { integer = [0.5, 2] }\n", "a whole number", ""),
+        (
+            HEAD + "[space]\nx = { uniform = [0, 1], step = 1 }\n",
+            "step and log only with integer",
+            "",
+        ),
         (HEAD + "[space]\nx = []\n", "a list of values", ""),
         (HEAD + "[space]\nx = { uniform = [0, 1] }\n", "a grid needs values", "random"),
         (

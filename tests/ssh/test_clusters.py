@@ -43,7 +43,7 @@ def project_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.Mo
     [
         ('hots = "login.alps"', "hots", "Did you mean 'host'?"),
         ('host = "login.alps"\nset_up = "module load x"', "set_up", "Did you mean 'setup'?"),
-        ('host = "login.alps"\n[alps.job]\ntime = "1h"', "job", "[profiles.alps] of paceline.toml"),
+        ('host = "login.alps"\n[alps.job]\ntime = "1h"', "job", "Use one of host, python, setup."),
     ],
 )
 def test_an_unknown_key_of_the_users_file(

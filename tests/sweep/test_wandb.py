@@ -15,9 +15,9 @@ from paceline.agent.sweep_trial import NO_POINT_EXIT, close_trial, main, open_tr
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.sweep_folder import Point, SweepFolder
 from paceline.errors import EnvironmentProblem, LaunchError, SpecError, UsageError
-from paceline.spec.wandb_sweep import load_wandb_file
+from paceline.spec.training_tables import SweepTable
 from paceline.sweep.results import read_sweep
-from paceline.sweep.wandb import check_name, check_reachable
+from paceline.sweep.wandb import check_name, check_reachable, count_agents, read_wandb_file
 from tests.runtime.trackers.wandb_runs import service_environment, unreachable_service
 from tests.runtime.trackers.wandb_server import wandb_service
 from tests.sweep.folders import make_sweep
@@ -44,35 +44,26 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_wandb_sweep_files_are_parsed(tmp_path: Path) -> None:
-    found = load_wandb_file(written(tmp_path, FILE))
-    assert (found.program, found.args, found.arguments) == (
-        "train.py",
-        ("--epochs", "3"),
-        "options",
-    )
-    assert (found.metric, found.direction, found.points, found.name) == (
-        "loss",
-        "maximize",
-        6,
-        "sweep",
-    )
+    found, config = read_wandb_file(written(tmp_path, FILE), [])
+    table = found.table
+    assert (table.script, table.args, table.arguments) == ("train.py", ("--epochs", "3"), "options")
+    assert (table.metric, table.direction, table.name) == ("loss", "maximize", "sweep")
+    assert config["project"] == "digits"
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "points"),
+    ("table", "cap", "expected"),
     [
-        ("method: grid", "method: grid\nrun_cap: 4", 4),
-        ("method: grid", "method: random\nrun_cap: 9", 9),
-        ("method: grid", "method: bayes", None),
-        ("{value: 2}", "{min: 1, max: 3}", 18),
-        ("{value: 2}", "{min: 0.5, max: 3.0}", None),
-        ("{value: 2}", "{parameters: {a: {values: [1, 2]}, b: {value: 1}}}", 12),
+        ({"count": 5}, None, (4, 20)),
+        ({"count": 5, "parallel": 2}, 7, (2, 7)),
+        ({}, 9, (4, 9)),
+        ({}, 3, (3, 3)),
     ],
 )
-def test_point_count_of_a_wandb_file(
-    tmp_path: Path, before: str, after: str, points: int | None
+def test_the_trials_of_all_agents(
+    table: dict[str, int], cap: int | None, expected: tuple[int, int]
 ) -> None:
-    assert load_wandb_file(written(tmp_path, FILE.replace(before, after))).points == points
+    assert count_agents(SweepTable(**table), Path("sweep.yml"), cap=cap) == expected
 
 
 @pytest.mark.parametrize(
@@ -81,9 +72,9 @@ def test_point_count_of_a_wandb_file(
         ("program: train.py", "", "has no 'program'"),
         ("method: grid", "", "has no 'method'"),
         ("program: train.py", "program: [", "is not valid YAML"),
-        ('"${args}"', '"${args_json}"', r"command in .* has \$\{args_json\}"),
-        ('"${program}", ', "", r"command in .* lacks \$\{program\}"),
-        ("{name: loss, goal: maximize}", "loss", "Invalid metric in .*: use a table"),
+        ('"${args}"', '"${args_json}"', r"Invalid command = .* in"),
+        ('"${program}", ', "", r"Invalid command = .* in"),
+        ("{name: loss, goal: maximize}", "loss", "Invalid metric = .* in .*: use a table"),
         ("parameters:", "parameters:\n  api_key: {value: abc}", "api_key is a secret"),
     ],
 )
@@ -91,9 +82,9 @@ def test_invalid_wandb_files_are_rejected(
     tmp_path: Path, before: str, after: str, message: str
 ) -> None:
     with pytest.raises(SpecError, match=message) as caught:
-        load_wandb_file(written(tmp_path, FILE.replace(before, after)))
+        read_wandb_file(written(tmp_path, FILE.replace(before, after)), [])
     assert "sweep.yml" in caught.value.message
-    assert caught.value.hint
+    assert caught.value.hint or ": use" in caught.value.message
 
 
 def test_a_missing_network_is_reported_before_submission(tmp_path: Path) -> None:
@@ -286,7 +277,7 @@ def test_a_wandb_file_creates_the_sweep_once(
     project = tmp_path / "project"
     project.mkdir()
     (project / "train.py").write_text("raise SystemExit(1)\n")
-    written(project, FILE.replace("method: grid", "method: grid\nname: my digits"))
+    written(project, FILE.replace("method: grid", "method: grid\nrun_cap: 6\nname: my digits"))
     args = ("sweep", "--local", "--cpu", "--parallel", "1", "--style", "spawn", "sweep.yml")
     with wandb_service([{"lr": 0.1, "width": 32, "depth": 2}] * 2) as service:
         environment = service_environment(service, tmp_path)

@@ -4,14 +4,10 @@ overrides the file.
 
 from __future__ import annotations
 
-import ast
-import datetime
 import functools
-import json
 import logging
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,30 +22,27 @@ from paceline.spec.job import Job, Program, check_consistency
 from paceline.spec.option import BIND, FOLDER, PROGRAM
 from paceline.spec.sent_code import is_sent, laptop_path
 from paceline.spec.settings import (
-    ACCESS_KEYS,
+    SITE_FILE,
     TABLE,
+    File,
     Site,
     Tables,
-    explain,
+    check,
     explain_flag,
+    find_site,
     nearest,
+    prepare_tables,
     show,
 )
-from paceline.spec.site import RECORDED, SITE_FILE, find_site, lower_to_limits
+from paceline.spec.toml import FILE, PROJECT_FILE, parse_param, read_file
 from paceline.spec.typed_flags import Flag, absolute_paths, from_folder
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 log = logging.getLogger(__name__)
 
 Layer = tuple[Mapping[str, Any], str]  # tables, and the file that they come from
 
-FILE = "paceline.toml"
-MAX_LITERAL = 1000  # characters of a value in Python's syntax
-PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+# what a run had when it was submitted, perhaps before there was a limit
+RECORDED = "the run's settings"
 NO_PROFILE = "none"  # as --cluster-profile: not even that of this cluster
 
 
@@ -96,7 +89,7 @@ def load_job(
     `default_folder` is the project's folder if there is neither a file nor a repository. `cluster`
     chooses a profile if neither `profile` nor the environment does.
     """
-    _build_tables()
+    prepare_tables()
     cwd = cwd or Path.cwd()
     root = repository_root(cwd)
     file = config or find_file(cwd, root)
@@ -105,14 +98,15 @@ def load_job(
     chosen, used = profile or os.environ.get(env.PROFILE) or None, None
     if file is not None:
         values, name = read_file(file), str(laptop_path(file))
-        profiles = _take_profiles(values, file)
-        _validate(values, where=str(file))
+        check(values, file, File)
+        profiles = values.pop("profiles", {})
         layers.append((values, name))
         used = chosen or (cluster.choose(profiles) if cluster is not None else None)
-        if used is not None and used != NO_PROFILE:
+        used = None if used == NO_PROFILE else used
+        if used is not None:
             only = cluster.tables if cluster is not None and chosen is None else None
             tables = _profile(profiles, used, file)
-            kept = {key: each for key, each in tables.items() if only is None or key in only}
+            kept = {key: tables[key] for key in only or Tables.model_fields if key in tables}
             layers.append((kept, f"profile {used} of {name}"))
     elif profile not in (None, NO_PROFILE):
         raise SpecError(
@@ -120,28 +114,11 @@ def load_job(
             hint="Create one with `paceline init`, or name one with --config.",
         )
     if overlay is not None:
-        _validate(overlay[0], where=str(overlay[1]))
+        check(overlay[0], overlay[1], Tables)
         layers.append((overlay[0], str(laptop_path(overlay[1]))))
     folder = file.resolve().parent if file is not None else root or default_folder or cwd
-    used = None if used == NO_PROFILE else used
     project = Job(program, Tables(), folder, cwd, file=file, profile=used, site=site)
     return _finish(project, layers, flags, params)
-
-
-def _build_tables() -> None:
-    """Have pydantic prepare the validation of all tables at once.
-
-    It looks for no plugins: to find them, it would read the metadata of every installed package.
-    """
-    before = os.environ.get(PLUGINS)
-    os.environ[PLUGINS] = "__all__"
-    try:
-        Site.model_rebuild()
-        Tables.model_rebuild()
-    finally:
-        del os.environ[PLUGINS]
-        if before is not None:
-            os.environ[PLUGINS] = before
 
 
 def reload_job(
@@ -152,7 +129,7 @@ def reload_job(
 
     `project` has the program and the folders; its own tables are ignored, and no file is read.
     """
-    _validate(tables, where=RECORDED)
+    check(tables, RECORDED, Tables)
     return _finish(replace(project, site=find_site()), [(tables, RECORDED)], flags, params)
 
 
@@ -166,7 +143,7 @@ def _finish(
         _add_flag(flag, project.folder, merged, sources)
     _add_params(params, merged, sources)
     _drop_gpus(merged, sources)
-    lower_to_limits(merged, sources, project.site)
+    _lower_to_limits(merged, sources, project.site)
     job = replace(project, tables=Tables.model_validate(merged), sources=sources)
     check_consistency(job)
     return job
@@ -189,20 +166,20 @@ def find_file(cwd: Path, root: Path | None) -> Path | None:
     repository's root.
     """
     for folder in (cwd, *cwd.parents):
-        if (folder / FILE).is_file() and _is_trusted(folder / FILE):
-            return folder / FILE
-        project = folder / "pyproject.toml"
-        try:
-            is_ours = project.is_file() and "tool.paceline" in project.read_text(
-                encoding="utf-8", errors="replace"
-            )
-        except OSError:  # whether it has our settings is known only to those who may read it
-            is_ours = os.path.isfile(project)
-        if is_ours and _is_trusted(project):
-            return project
+        for file in (folder / FILE, folder / PROJECT_FILE):
+            if file.is_file() and _has_settings(file) and _is_trusted(file):
+                return file
         if root is None or folder == root:
             return None
     return None
+
+
+def _has_settings(file: Path) -> bool:
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+        return file.name == FILE or "tool.paceline" in text
+    except OSError:  # whether it has our settings is known only to those who may read it
+        return True
 
 
 @functools.cache
@@ -217,106 +194,6 @@ def _is_trusted(path: Path) -> bool:
     text = f"ignoring {str(path)!r}, which belongs to {owner_name(path)}"
     log.warning(text if path.name == ".git" else f"{text}; use it with --config")
     return False
-
-
-def read_file(file: Path) -> dict[str, Any]:
-    """Read a TOML file as plain values; of a pyproject.toml only `[tool.paceline]`."""
-    try:
-        # some editors write a mark first
-        values: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except OSError as problem:
-        reason = problem.strerror or problem
-        raise SpecError(
-            f"Cannot read {file}: {reason}.", hint="Check the path and its permissions."
-        ) from None
-    except UnicodeDecodeError as problem:
-        line = problem.object[: problem.start].count(b"\n") + 1
-        raise SpecError(
-            f"{file} is not UTF-8 text: see line {line}.", hint="Save it as UTF-8."
-        ) from None
-    except tomllib.TOMLDecodeError as problem:
-        raise SpecError(f"{file} is not valid TOML: {problem}.", hint="Fix that line.") from None
-    if file.name == "pyproject.toml":
-        values = values.get("tool", {}).get("paceline", {})
-    return {key: _plain(value) for key, value in values.items()}
-
-
-def parse_param(text: str) -> tuple[list[str], Any]:
-    """Parse `model.width=64` into (["model", "width"], 64)."""
-    key, equals, value = text.partition("=")
-    path = key.strip().split(".")
-    if not equals or not all(path):
-        raise SpecError(
-            f"Invalid --param {show(text)}: use key=value, e.g. lr=0.1 or model.width=64."
-        )
-    return path, parse_value(value)
-
-
-def parse_value(text: str) -> Any:
-    """Parse a value in TOML syntax (0.1, true, [1, 2], "text") or Python's (True, None, .1); else
-    return the text.
-    """
-    try:
-        # in brackets: a comment or a further line would be no value
-        closed = tomllib.loads(f"value = [{text}]")["value"]
-        value = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
-        return _python_value(text)
-    # A string with newlines may parse as further keys, and JSON has no dates.
-    return closed[0] if len(value) == len(closed) == 1 and _plain(closed) == closed else text
-
-
-def _python_value(text: str) -> Any:
-    """Return True, False, None, a number or a list of such as Python spells them; anything else as
-    a string.
-    """
-    try:
-        value = ast.literal_eval(text) if len(text) <= MAX_LITERAL and "#" not in text else text
-        is_plain = json.loads(json.dumps(value)) == value and not isinstance(value, dict)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return text
-    return value if is_plain else text
-
-
-def _plain(value: Any) -> Any:
-    """Return dates and times as strings; everything else in TOML is plain data."""
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    return value.isoformat() if isinstance(value, (datetime.date, datetime.time)) else value
-
-
-def _validate(values: Mapping[str, Any], *, where: str, prefix: tuple[str, ...] = ()) -> None:
-    try:
-        Tables.model_validate(values)
-    except ValidationError as problem:
-        raise explain(problem, where=where, prefix=prefix) from None
-
-
-def _take_profiles(values: dict[str, Any], file: Path) -> dict[str, dict[str, Any]]:
-    """Remove `[profiles.*]` from a file's values and validate each, including those not chosen."""
-    profiles = values.pop("profiles", {})
-    if not isinstance(profiles, dict) or not all(
-        isinstance(each, dict) for each in profiles.values()
-    ):
-        raise SpecError(
-            f"Invalid profiles = {show(profiles)} in {file}: use tables.",
-            hint="Write [profiles.NAME.job], [profiles.NAME.environment] and so on.",
-        )
-    for name, overrides in profiles.items():
-        take_access(overrides, f"[profiles.{name}] of {file}")
-        _validate(overrides, where=str(file), prefix=("profiles", name))
-    return profiles
-
-
-def take_access(profile: dict[str, Any], where: str) -> dict[str, str]:
-    """Remove the keys for SSH from a profile and return them."""
-    found = {key: profile.pop(key) for key in ACCESS_KEYS if key in profile}
-    for key, value in found.items():
-        if not isinstance(value, str) or not value.strip() or "\0" in value:
-            raise SpecError(f"Invalid {key} = {show(value)} in {where}: use a string.")
-    return found
 
 
 def _profile(profiles: Mapping[str, dict[str, Any]], name: str, file: Path) -> dict[str, Any]:
@@ -401,3 +278,28 @@ def _add_params(params: Iterable[str], merged: dict[str, Any], sources: dict[str
                 )
         table[path[-1]] = value
         sources[f"params.{'.'.join(path)}"] = "--param"
+
+
+# The keys of paceline.toml that limits are for.
+_LIMITED = {"requeues_per_day": "resume.requeues_per_day", "keep_data": "data.keep"}
+
+
+def _lower_to_limits(values: dict[str, Any], sources: Mapping[str, str], site: Site) -> None:
+    """Lower what nobody has chosen to the site's limits; raise an error for what a file or a flag
+    exceeds.
+    """
+    limits = site.limits.model_dump(exclude_none=True)
+    for name in limits.keys() & _LIMITED.keys():
+        table, _, key = _LIMITED[name].partition(".")
+        value = getattr(getattr(Tables.model_validate(values), table), key)  # or its default
+        if value is None or value <= limits[name]:
+            continue
+        source = sources.get(_LIMITED[name], "")
+        if source and not source.endswith(RECORDED):
+            shown = site.limits.model_copy(update={name: value}), site.limits
+            found, limit = (each.model_dump(mode="json")[name] for each in shown)
+            raise SpecError(
+                f"{source} is {found}, but this site allows at most {limit}.",
+                hint=f"The limit is {name} in [limits] of {SITE_FILE}.",
+            )
+        values.setdefault(table, {})[key] = limits[name]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import re
 
-from paceline.errors import UsageError
-
 _UNITS_OF_TIME = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _WORDS = "sec secs second seconds min mins minute minutes hr hrs hour hours day days week weeks"
 _UNIT_OF = {word: word[0] for word in (*_UNITS_OF_TIME, *_WORDS.split())}
@@ -15,7 +13,8 @@ _MEBIBYTES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 A_TIME = "a duration such as 90m, 2h30m or 1-12:00:00"
 A_SIZE = "a size such as 512M, 32G or 1.5T"
 # seconds; Slurm stores minutes in 32 bits, and wraps around without a word
-MAX_TIME_LIMIT = 3650 * 86400
+MAX_DAYS = 3650
+MAX_TIME_LIMIT = MAX_DAYS * 86400
 MAX_SECONDS = 10 * MAX_TIME_LIMIT
 MAX_MEBIBYTES = 1024 * 1024 * 1024
 
@@ -24,30 +23,14 @@ def parse_time_limit(value: object) -> int:
     """Return the seconds of a time limit. A bare number in quotes counts minutes, as in sbatch."""
     if isinstance(value, int):  # minutes to Slurm, seconds in our other keys
         raise ValueError('a duration such as "30m" or "2:30:00"')
-    if isinstance(value, str) and re.fullmatch(r"\s*[0-9]+\s*", value):
-        value = f"{value.strip()}m"
-    if isinstance(value, str) and value.strip().lower() in ("unlimited", "infinite"):
+    text = str(value).strip().lower()
+    if text in ("unlimited", "infinite"):
         raise ValueError(
             "a duration such as 7d: the run saves before the limit and continues in the next job"
         )
-    seconds = parse_seconds(value)
-    if seconds == 0:
-        raise ValueError("a time limit above zero, e.g. 30m")
-    if seconds > MAX_TIME_LIMIT:
-        raise ValueError(f"at most {MAX_TIME_LIMIT // 86400}d")
-    return seconds
-
-
-def parse_wait(text: str, flag: str) -> int:
-    """Return for how many seconds a command waits. A bare number counts seconds, as in
-    timeout(1).
-    """
-    try:
-        seconds = parse_seconds(f"{text}s" if re.fullmatch(r"\s*[0-9]+\s*", text) else text)
-        if seconds == 0:
-            raise ValueError("a time above zero, e.g. 30s")
-    except ValueError as expected:
-        raise UsageError(f'Invalid {flag} "{text}": use {expected}.') from None
+    seconds = parse_seconds(f"{text}m" if text.isdecimal() else value)
+    if not 0 < seconds <= MAX_TIME_LIMIT:
+        raise ValueError(f"a time limit above zero, e.g. 30m, and at most {MAX_DAYS}d")
     return seconds
 
 
@@ -121,17 +104,13 @@ def parse_mebibytes(value: object) -> int:
     """Return mebibytes, as Slurm counts memory: "32G", "512M", "1.5TB". The unit is required."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         raise ValueError(f'a size with its unit, in quotes, e.g. "{value}G"')
-    if isinstance(value, str):
-        match = re.fullmatch(
-            r"(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?", value.strip(), re.IGNORECASE | re.ASCII
-        )
-        if match:
-            mebibytes = float(match[1]) * _MEBIBYTES[match[2].upper()]
-            if mebibytes > MAX_MEBIBYTES:
-                raise ValueError(f"at most {MAX_MEBIBYTES // 1024**2}T")
-            if mebibytes >= 1:
-                return round(mebibytes)
-    raise ValueError(A_SIZE)
+    match = re.fullmatch(
+        r"(\d+(?:\.\d+)?)([KMGT])(I?B)?", str(value).replace(" ", "").upper(), re.A
+    )
+    mebibytes = float(match[1]) * _MEBIBYTES[match[2]] if match else 0
+    if not 1 <= mebibytes <= MAX_MEBIBYTES:
+        raise ValueError(f"{A_SIZE}, at most {MAX_MEBIBYTES // 1024**2}T")
+    return round(mebibytes)
 
 
 def slurm_size(mebibytes: int) -> str:

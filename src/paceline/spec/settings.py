@@ -1,15 +1,21 @@
-"""All settings: the tables of `paceline.toml`, the flags that set keys, other names for them."""
+"""All settings: the tables of `paceline.toml`, the flags that set keys, other names for them, and
+what is wrong with a value.
+"""
 
 from __future__ import annotations
 
 import difflib
 import functools
+import logging
+import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, PlainSerializer, TypeAdapter, ValidationError
 
 from paceline.contract.redaction import REDACTED
 from paceline.errors import SpecError
@@ -34,7 +40,8 @@ from paceline.spec.option import (
     VARIABLES,
     Option,
 )
-from paceline.spec.quantities import show_seconds, slurm_size
+from paceline.spec.quantities import show_seconds
+from paceline.spec.toml import read_file
 from paceline.spec.training_tables import (
     Checkpoint,
     Data,
@@ -44,10 +51,13 @@ from paceline.spec.training_tables import (
     SweepTable,
     Tracking,
 )
-from paceline.spec.values import Count, Line, Mebibytes, Seconds, Table
+from paceline.spec.values import Count, Host, Line, Mebibytes, Seconds, Table, Text
 
-# of a profile, besides tables: how `--on NAME` reaches the cluster over SSH
-ACCESS_KEYS = ("host", "python", "setup")
+log = logging.getLogger(__name__)
+
+SITE_FILE = Path("/etc/paceline/site.toml")
+PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+Checked = TypeVar("Checked")
 
 
 class Tables(Table):
@@ -69,6 +79,24 @@ class Tables(Table):
     project: Project = Field(default_factory=Project.model_construct)
 
 
+class Access(Table):
+    """How `--on NAME` reaches a cluster over SSH."""
+
+    host: Host | None = None
+    python: Text | None = None  # the interpreter to use there
+    setup: Text | None = None  # shell commands that come first there, such as `module load python`
+
+
+class Profile(Access, Tables):
+    """`[profiles.NAME]`: a cluster, and overrides of the other tables for it."""
+
+
+class File(Tables):
+    """All that a file may have."""
+
+    profiles: dict[str, Profile] = Field(default_factory=dict)
+
+
 # In the order in which `--help` shows the groups; each but OUTPUT is that of some tables.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     SWEEP: ("sweep",),
@@ -87,18 +115,15 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 
 def _declared() -> Iterator[Option]:
     """Yield the options of all keys, with their group."""
-    groups = {table: group for group, tables in GROUPS.items() for table in tables}
-    models: dict[str, Any] = {"sweep": SweepTable}
-    models |= {name: each.annotation for name, each in Tables.model_fields.items()}
-    for table, model in models.items():
-        found = model.model_fields if is_table(model) else {}
-        fields = {f"{table}.{key}": each for key, each in found.items()}
-        for key, field in (fields or {table: Tables.model_fields[table]}).items():
-            for option in (each for each in field.metadata if isinstance(each, Option)):
-                group, kind = option.group or groups[table], option.kind
-                if kind == TEXT:
-                    kind = _kind(field)
-                yield replace(option, key=key, kind=kind, group=group)
+    for group, table in ((group, table) for group, tables in GROUPS.items() for table in tables):
+        model: Any = SweepTable if table == "sweep" else Tables.model_fields[table].annotation
+        fields = {table: Tables.model_fields["params"]}
+        if is_table(model):
+            fields = {f"{table}.{key}": each for key, each in model.model_fields.items()}
+        for key, each in fields.items():
+            for option in (rule for rule in each.metadata if isinstance(rule, Option)):
+                kind = _kind(each) if option.kind == TEXT else option.kind
+                yield replace(option, key=key, kind=kind, group=option.group or group)
 
 
 def _kind(field: Any) -> str:
@@ -185,6 +210,8 @@ def find_option(name: str, command: str) -> Option | None:
 
 # -- what a site sets
 
+Duration = Annotated[Seconds, PlainSerializer(show_seconds, when_used="json")]
+
 
 class Defaults(Table):
     """For jobs that do not say otherwise."""
@@ -197,9 +224,9 @@ class Limits(Table):
     """What no file and no flag of a user can exceed."""
 
     requeues_per_day: Count | None = None
-    keep_data: Seconds | None = None
+    keep_data: Duration | None = None
     stage_size: Mebibytes | None = None  # per node
-    poll_interval: Seconds | None = None  # at least
+    poll_interval: Duration | None = None  # at least
 
 
 class Site(Table):
@@ -208,24 +235,14 @@ class Site(Table):
     defaults: Defaults = Field(default_factory=Defaults.model_construct)
     limits: Limits = Field(default_factory=Limits.model_construct)
 
-    def describe(self) -> str:
-        """Return what the site sets in one line; empty if it sets nothing."""
-        limits = self.limits
-        parts = [f"default {key} {value}" for key, value in self.defaults if value is not None]
-        if limits.requeues_per_day:
-            parts.append(f"at most {limits.requeues_per_day} requeues a day")
-        if limits.keep_data is not None:
-            parts.append(f"staged data kept for {show_seconds(limits.keep_data)}")
-        if limits.stage_size:
-            parts.append(f"at most {slurm_size(limits.stage_size)} staged per node")
-        if limits.poll_interval:
-            parts.append(f"Slurm asked every {show_seconds(limits.poll_interval)}")
-        return ", ".join(parts)
-
     def values(self) -> dict[str, Any]:
         """Return the site's defaults as tables of paceline.toml."""
-        values = {key: value for key, value in self.defaults if value is not None}
-        return {"job": values} if values else {}
+        return {"job": self.defaults.model_dump(exclude_none=True)}
+
+    def describe(self) -> str:
+        """Return what the site sets in one line; empty if it sets nothing."""
+        tables = self.model_dump(mode="json", exclude_none=True).values()
+        return ", ".join(f"{key} {value}" for table in tables for key, value in table.items())
 
 
 # -- what is wrong with a value
@@ -236,9 +253,11 @@ _EXPECTED = {
     "float_type": "a number",
     "bool_type": "true or false",
     "string_type": 'a string, e.g. "text"',
+    "tuple_type": 'a list of strings, e.g. ["one", "two"]',
     "dict_type": "a table",
     "model_type": "a table",
     "model_attributes_type": "a table",
+    "too_short": "a list of values",
     "greater_than_equal": "at least {ge}",
     "less_than_equal": "at most {le}",
     "literal_error": "one of {expected}",
@@ -246,6 +265,28 @@ _EXPECTED = {
 }
 
 HIDDEN = {"webhook", "command"}  # keys of [notify] whose wrong values may be secrets
+
+
+@functools.cache
+def prepare_tables() -> None:
+    """Have pydantic prepare the validation of all tables at once.
+
+    It looks for no plugins: to find them, it would read the metadata of every installed package.
+    """
+    if PLUGINS not in os.environ:
+        os.environ[PLUGINS] = "__all__"
+        for model in (Site, Tables, File):
+            model.model_rebuild()
+        del os.environ[PLUGINS]
+
+
+def check(values: object, where: object, kind: type[Checked]) -> Checked:
+    """Return the values of a file as tables. Errors name the file and the key."""
+    prepare_tables()
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as problem:
+        raise explain(problem, where=where, kind=kind) from None
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
@@ -279,78 +320,66 @@ def _expected(error: Mapping[str, Any]) -> str:
     return text.replace(" or ", ", ").replace("'", "") if is_choice else text
 
 
-def _table(path: Sequence[str], root: type[BaseModel]) -> type[BaseModel] | None:
-    """Return the model that a path of keys leads to."""
-    model: Any = root
+def _table(path: Sequence[str], kind: Any) -> Any:
+    """Return the table that a path of keys leads to; None inside a value."""
     for key in path:
-        model = model.model_fields[key].annotation if key in model.model_fields else None
-        if not is_table(model):
+        if get_origin(kind) is dict:
+            kind = get_args(kind)[1]
+        else:
+            kind = kind.model_fields[key].annotation if key in kind.model_fields else None
+        if not is_table(kind) and get_origin(kind) is not dict:
             return None
-    return model  # type: ignore[no-any-return]
+    return kind if is_table(kind) else None
 
 
-def explain(
-    problem: ValidationError,
-    *,
-    where: str,
-    prefix: Sequence[str] = (),
-    root: type[BaseModel] = Tables,
-) -> SpecError:
-    """Return the first problem of a layer as an error. `prefix` is the layer's table in the
-    file.
-    """
+def explain(problem: ValidationError, *, where: object, kind: Any) -> SpecError:
+    """Return the first problem of a file as an error."""
     error = problem.errors(include_url=False)[0]
     path = [str(key) for key in error["loc"]]
-    while path and (_table(path[:-1], root) is None):  # inside a value: name the key that holds it
+    while len(path) > 1 and _table(path[:-1], kind) is None:  # name the key that holds the value
         path.pop()
-    full = [*prefix, *path]
-    table = f"[{'.'.join(full[:-1])}] of {where}" if len(full) > 1 else where
+    *tables, key = path or [""]
+    place = f"[{'.'.join(tables)}] of {where}" if tables else where
+    if error["type"] == "missing":
+        return SpecError(f"{place} has no {key!r}.", hint="Add it.")
     if error["type"] == "extra_forbidden":
-        model = _table(path[:-1], root) or root
-        known = sorted(model.model_fields)
-        if model is Tables:
-            known += ACCESS_KEYS if prefix else ["profiles"]
-        owner = "".join(f"{each}." for each in prefix if root is Tables)
-        is_settings = root is Tables or bool(prefix)  # or [sweep], which is beside them
-        table_name = full[-2] if path[1:] else ""
-        hint = (
-            _suggest(full[-1], table_name, known, owner) if is_settings else _near(full[-1], known)
-        )
-        return SpecError(f"Unknown key {full[-1]!r} in {table}.", hint=hint)
-    value = REDACTED if "notify" in full and full[-1] in HIDDEN else show(error["input"])
-    return SpecError(f"Invalid {full[-1]} = {value} in {table}: use {_expected(error)}.")
+        return SpecError(f"Unknown key {key!r} in {place}.", hint=_suggest(key, tables, kind))
+    value = REDACTED if "notify" in tables and key in HIDDEN else show(error["input"])
+    name = f"{key} = " if key else ""
+    return SpecError(f"Invalid {name}{value} in {place}: use {_expected(error)}.")
 
 
-def _near(key: str, known: Sequence[str]) -> str:
-    close = nearest(key, known)
-    return f"Did you mean {close!r}?" if close else f"Use one of {', '.join(known)}."
-
-
-def _suggest(key: str, table: str, known: Sequence[str], owner: str) -> str:
-    """Return what to use instead of an unknown key: of its own table, or of the one it belongs in.
-
-    `owner` comes before the names of tables: `profiles.alps.`
+def _suggest(key: str, tables: Sequence[str], kind: Any) -> str:
+    """Return what to use instead of an unknown key: of its own table, or of the one it belongs
+    in.
     """
-    models = {name: _table([name], Tables) for name in Tables.model_fields}
-    tables = {name: sorted(each.model_fields) for name, each in models.items() if each}
-    for name, keys in tables.items():  # often a key is right, but in the wrong table
-        if key in keys:
-            return f"Move it to [{owner}{name}]."
-    if meant := find_key(key):
-        name, _, key = meant.partition(".")
-        return f"Did you mean {key!r}{_elsewhere(owner, name, table)}?"
-    every = {each: name for name, keys in tables.items() for each in keys}
-    if len(key) > 3 and not nearest(key, known) and (close := nearest(key, list(every))):
-        return f"Did you mean {close!r}{_elsewhere(owner, every[close], table)}?"
-    hint = _near(key, known)
-    if hint.startswith("Use"):
+    known = sorted(_table(tables, kind).model_fields)
+    close = nearest(key, known)
+    if is_table(kind) and issubclass(kind, Tables):
+        owner = ".".join([*tables[:2], ""]) if tables[:1] == ["profiles"] else ""
+        models = {table: _table([table], Tables) for table in Tables.model_fields}
+        every = {
+            each: table
+            for table, model in models.items()
+            if model is not None
+            for each in sorted(model.model_fields)
+        }
+        if key in every:  # often a key is right, but in the wrong table
+            return f"Move it to [{owner}{every[key]}]."
+        meant = find_key(key)
+        if not meant and not close and len(key) > 3 and (other := nearest(key, list(every))):
+            meant = f"{every[other]}.{other}"
+        if meant:
+            table, _, other = meant.partition(".")
+            is_here = [*tables] == [*f"{owner}{table}".split(".")]
+            return f"Did you mean {other!r}{'' if is_here else f' in [{owner}{table}]'}?"
+    if close:
+        return f"Did you mean {close!r}?"
+    hint = f"Use one of {', '.join(known)}."
+    if kind is File:
         hint += f" Settings of your script go after it (train.py --{key} ...), or into [params], "
         hint += f"which it reads as run.params.{key}."
     return hint
-
-
-def _elsewhere(owner: str, name: str, table: str) -> str:
-    return "" if name == table else f" in [{owner}{name}]"
 
 
 def explain_flag(problem: ValidationError, flag: str) -> SpecError:
@@ -366,3 +395,27 @@ def explain_flag(problem: ValidationError, flag: str) -> SpecError:
         kind = f" --gpu-type {match[1][:-1]}" if match[1] else ""
         hint = f"Write --gpus {match[2]}{kind}."
     return SpecError(f"Invalid {flag} {value}: use {_expected(error)}.", hint=hint)
+
+
+def find_site() -> Site:
+    """Return what this machine's site sets."""
+    return read_site(SITE_FILE)
+
+
+@functools.cache
+def read_site(path: Path) -> Site:
+    """Read `/etc/paceline/site.toml`: a site's defaults for jobs, and limits that its users cannot
+    exceed. One that anybody but root can change is ignored, with a note.
+    """
+    if not path.is_file():
+        return Site()
+    for each in (path, path.parent):
+        status = os.stat(each)
+        if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            log.warning("ignoring %s: users other than root can write to %s", path, each)
+            return Site()
+    try:
+        return check(read_file(path), path, Site)
+    except SpecError as error:
+        hint = f"{error.hint} Your administrators maintain this file.".strip()
+        raise SpecError(error.message, hint=hint) from None

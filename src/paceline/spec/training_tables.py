@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Literal
 
-from paceline.contract.verdict import STOPPED_EXIT
 from paceline.spec.option import LAUNCH, NONE, PROVABLE, RUNS, SWEEP, Option
 from paceline.spec.values import (
     Command,
@@ -172,7 +172,7 @@ class Resume(Table):
             'Exit code with which a script without paceline.session says "saved, resume '
             'me", in addition to 75.',
         ),
-    ] = STOPPED_EXIT
+    ] = os.EX_TEMPFAIL
 
 
 class Checkpoint(Table):

@@ -19,25 +19,15 @@ from paceline.spec.quantities import (
     slurm_time,
 )
 
-MAX_GRACE = 65_535  # seconds; Slurm stores this in 16 bits
-# that ask a script to stop; SIGUSR2 writes stacks
-SIGNALS = ("SIGUSR1", "SIGTERM", "SIGINT", "SIGHUP")
-# that notifications may be about
-EVENTS = ("done", "failed", "stopped", "requeued", "stalled", "gpu_idle")
 Style = Literal["fork", "srun", "torchrun", "spawn", "mpirun", "lightning", "accelerate"]
+# what notifications may be about
+Event = Literal["done", "failed", "stopped", "requeued", "stalled", "gpu_idle"]
 
 # The text of each ValueError completes "Invalid KEY VALUE: use ...".
 
 
-def _strings(value: object) -> object:
-    """Turn a TOML array into a tuple, so that the table stays frozen."""
-    if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-        raise ValueError('a list of strings, e.g. ["one", "two"]')
-    return tuple(value)
-
-
-def _string_or_list(value: object) -> object:
-    return _strings([value] if isinstance(value, str) else value)
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
 
 
 def _variables(value: object) -> object:
@@ -48,10 +38,9 @@ def _variables(value: object) -> object:
             raise ValueError(f"letters, digits and _ in the name of a variable, not {name!r}")
         if is_owned(str(name)):
             raise ValueError(f"other names: {name} is reserved for Paceline")
-        if isinstance(text, bool) or not isinstance(text, (str, int, float)):
-            raise ValueError(f"a string or a number for {name}")
-        if "\0" in str(text):
-            raise ValueError(f"a string without NUL characters for {name}")
+        is_text = isinstance(text, str) and "\0" not in text
+        if isinstance(text, bool) or not (is_text or isinstance(text, (int, float))):
+            raise ValueError(f"a string without NUL characters or a number for {name}")
         if is_too_large(str(name), str(text)):
             raise ValueError(
                 f"at most {MAX_BYTES:,} bytes for {name}; put the value into a file and pass its "
@@ -86,32 +75,10 @@ def _requeue(value: object) -> object:
     return value
 
 
-def _stop_signal(value: object) -> object:
-    name = value.upper() if isinstance(value, str) else ""
-    name = name if name.startswith("SIG") else f"SIG{name}"
-    if name not in SIGNALS:
-        raise ValueError(f"{', '.join(SIGNALS[:-1])} or {SIGNALS[-1]}")
-    return name
-
-
-def _one_line(value: str) -> str:
-    if not value.strip() or "\n" in value or "\0" in value:
-        raise ValueError("one line of text" if value.strip() else "text that is not blank")
-    return value
-
-
 def _no_secret(value: str) -> str:
     if redact_text(value) != value:
         raise ValueError("a command without secrets: set them in .env, and write $NAME")
     return value
-
-
-def _events(value: object) -> object:
-    found = _string_or_list(value)
-    unknown = [each for each in found if each not in EVENTS] if isinstance(found, tuple) else []
-    if unknown:
-        raise ValueError(f"any of {', '.join(EVENTS)}")
-    return found
 
 
 def _matching(pattern: str, expected: str) -> AfterValidator:
@@ -125,15 +92,15 @@ def _matching(pattern: str, expected: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _grace(value: object) -> int:
-    seconds = parse_seconds(value)
-    if not 1 <= seconds <= MAX_GRACE:
-        raise ValueError(f"a duration from 1s to {MAX_GRACE}s: Slurm sends no signal earlier")
-    return seconds
-
-
+_FOLDER_NAME = "a folder name: letters, digits, spaces and any of . _ - + = @ ,"
+_VARIABLE_NAME = (
+    "the name of a variable that holds the address, e.g. SLACK_WEBHOOK, and set that in .env"
+)
+_HOST_NAME = "a name of ~/.ssh/config, or user@host, e.g. login.example.org"
+# ssh would take a leading dash as an option
+HOST = r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\]-]*"
 Seconds = Annotated[int, BeforeValidator(parse_seconds)]
-Grace = Annotated[int, BeforeValidator(_grace)]
+Grace = Annotated[Seconds, Field(ge=1, le=65_535)]  # Slurm stores it in 16 bits
 Warm = Annotated[bool | int, BeforeValidator(_warm)]
 # Written to run.json with their units, as these need one when they are read again.
 TimeLimit = Annotated[
@@ -142,24 +109,23 @@ TimeLimit = Annotated[
 Mebibytes = Annotated[
     int, BeforeValidator(parse_mebibytes), PlainSerializer(slurm_size, when_used="json")
 ]
-Strings = Annotated[tuple[str, ...], BeforeValidator(_strings)]
-StringOrList = Annotated[tuple[str, ...], BeforeValidator(_string_or_list)]
+# Not strict: a list of TOML becomes a tuple.
+Strings = Annotated[tuple[str, ...], Field(strict=False)]
+StringOrList = Annotated[Strings, BeforeValidator(_listed)]
+Events = Annotated[tuple[Event, ...], Field(strict=False), BeforeValidator(_listed)]
 Variables = Annotated[dict[str, str], BeforeValidator(_variables)]
-_FOLDER_NAME = "a folder name: letters, digits, spaces and any of . _ - + = @ ,"
-_VARIABLE_NAME = (
-    "the name of a variable that holds the address, e.g. SLACK_WEBHOOK, and set that in .env"
-)
 FolderName = Annotated[str, _matching(r"\w[\w .+@=,-]*", _FOLDER_NAME)]
-Line = Annotated[str, AfterValidator(_one_line)]
+Line = Annotated[str, _matching(r"[^\n\0]*[^\s\0][^\n\0]*", "one line of text, not a blank one")]
+Text = Annotated[str, _matching(r"[^\0]*[^\s\0][^\0]*", "text that is not blank")]
+Host = Annotated[str, _matching(HOST, _HOST_NAME)]
 RunName = Annotated[Line, _matching("[^-].*", "a name that does not begin with a dash")]
 UserPath = Annotated[Line, AfterValidator(_expand_home)]
-UserPaths = Annotated[Strings, AfterValidator(lambda paths: tuple(map(_expand_home, paths)))]
+UserPaths = Annotated[tuple[UserPath, ...], Field(strict=False)]
 StepRange = Annotated[str, AfterValidator(_step_range)]
 Requeue = Annotated[bool | Literal["always"], BeforeValidator(_requeue)]
-StopSignal = Annotated[str, BeforeValidator(_stop_signal)]
+StopSignal = Literal["SIGUSR1", "SIGTERM", "SIGINT", "SIGHUP"]  # SIGUSR2 writes stacks
 Command = Annotated[Line, AfterValidator(_no_secret)]
 VariableName = Annotated[Line, _matching("[A-Za-z_][A-Za-z0-9_]*", _VARIABLE_NAME)]
-Events = Annotated[tuple[str, ...], BeforeValidator(_events)]
 Natural = Annotated[int, Field(ge=0)]
 ExitCode = Annotated[int, Field(ge=0, le=255)]
 Gpus = Annotated[int, Field(ge=0, le=1024)]

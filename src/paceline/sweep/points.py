@@ -19,8 +19,8 @@ from paceline.agent.sweep_trial import to_text
 from paceline.contract.redaction import redact_args
 from paceline.contract.sweep_folder import Point, Search, is_active
 from paceline.errors import SpecError
-from paceline.spec.load import parse_value
 from paceline.spec.sweep import in_order
+from paceline.spec.toml import parse_value
 
 Space = Mapping[str, dict[str, Any]]
 MAX_GRID = 1_000_000  # points: more must be a mistake in the file

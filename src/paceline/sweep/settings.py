@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.sweep_folder import Search
-from paceline.errors import SpecError, UsageError
+from paceline.errors import UsageError
 from paceline.spec.job import Job, Program
 from paceline.spec.load import ClusterProfile, find_file, load_job, repository_root
 from paceline.spec.sweep import SweepFile, check_metric, in_order, load_sweep, with_flags
 from paceline.spec.training_tables import SweepTable
 from paceline.spec.typed_flags import Flag
-from paceline.spec.wandb_sweep import SUFFIXES, WandbFile
 from paceline.sweep.points import PointRequest, choose_seeds, read_list, request_points
 from paceline.sweep.wandb import (
+    SUFFIXES,
     check_name,
     choose_name,
     count_agents,
@@ -52,12 +52,15 @@ def read_settings(
     cluster: ClusterProfile | None = None,
 ) -> SweepSettings:
     """Read a sweep's file. `typed` are flags for keys of `[sweep]`, `flags` those for its jobs."""
-    wandb_file = None
+    listed, config_of_wandb = None, None
     if path.suffix in SUFFIXES:
-        file, wandb_file = read_wandb_file(path, typed)
-        listed = None
+        file, config_of_wandb = read_wandb_file(path, typed)
+    elif path.suffix == ".toml":
+        file = load_sweep(path, typed)
+    elif path.suffix == ".py":
+        file = sweep_of_script(path, typed)
     else:
-        file, listed = _read(path, typed)
+        file, listed = _read_list(path, typed)
     table = file.table
     folder = file.path.resolve().parent
     script = table.module or table.script or ""
@@ -96,8 +99,8 @@ def read_settings(
             (flag.value for flag in reversed(typed) if flag.key == "script" and flag.value), ""
         ),
     )
-    if wandb_file is not None or table.wandb_sweep is not None:
-        return _wandb_settings(file, wandb_file, job, search, typed)
+    if config_of_wandb is not None or table.wandb_sweep is not None:
+        return _wandb_settings(file, config_of_wandb, job, search, typed)
     requests = (
         request_points(search, count=table.count) if listed is None else listed[: table.count]
     )
@@ -107,14 +110,12 @@ def read_settings(
 
 
 def _wandb_settings(
-    file: SweepFile, wandb_file: WandbFile | None, job: Job, search: Search, typed: Sequence[Flag]
+    file: SweepFile, config: dict[str, Any] | None, job: Job, search: Search, typed: Sequence[Flag]
 ) -> SweepSettings:
     """Return the settings of a sweep whose points W&B chooses: as many as its agents may
     request.
     """
-    agents, count = count_agents(
-        file.table, file.path, points=wandb_file.points if wandb_file else None
-    )
+    agents, count = count_agents(file.table, file.path, cap=(config or {}).get("run_cap"))
     name = file.table.wandb_sweep or ""
     if name in [flag.value for flag in typed if flag.key == "wandb_sweep"]:
         name = job.tracking.wandb_sweep or name  # a file wins over the flag, whichever file it is
@@ -131,15 +132,11 @@ def _wandb_settings(
         file.table.pack,
         (job.program.name,),
         tasks=agents,
-        wandb_config=wandb_file.config if wandb_file and not name else None,
+        wandb_config=None if name else config,
     )
 
 
-def _read(path: Path, typed: Sequence[Flag]) -> tuple[SweepFile, list[PointRequest] | None]:
-    if path.suffix == ".toml":
-        return load_sweep(path, typed), None
-    if path.suffix == ".py":
-        return sweep_of_script(path, typed), None
+def _read_list(path: Path, typed: Sequence[Flag]) -> tuple[SweepFile, list[PointRequest]]:
     if path.suffix != ".txt":
         raise UsageError(
             f"{path} is not a sweep file: use .toml, .txt or .yml.",
@@ -148,13 +145,6 @@ def _read(path: Path, typed: Sequence[Flag]) -> tuple[SweepFile, list[PointReque
         )
     table = with_flags(SweepTable(), typed)
     listed = read_list(path, script=table.script)
-    first = listed[0].program
-    if table.script is None:
-        table = table.model_copy(update={"script": first})
+    table = table.model_copy(update={"script": table.script or listed[0].program})
     check_metric(table, path)
-    if table.sampler == "tpe":
-        raise SpecError(
-            f"{path} is a list, which has fixed points, but sampler is tpe.",
-            hint="Write a sweep.toml.",
-        )
     return SweepFile(path, table, {}), listed

@@ -8,25 +8,31 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import BaseModel
 
 from paceline.contract import wandb_server
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.spec.job import Job
-from paceline.spec.settings import explain
-from paceline.spec.sweep import SweepFile, with_flags
+from paceline.spec.settings import check, show
+from paceline.spec.sweep import SweepFile, require_no_secret, with_flags
 from paceline.spec.training_tables import SweepTable
 from paceline.spec.typed_flags import Flag
-from paceline.spec.wandb_sweep import WandbFile, load_wandb_file
 
+SUFFIXES = (".yml", ".yaml")
+# W&B's ways to pass values to the script other than `--key value`.
+_UNSUPPORTED = (
+    "${args_no_hyphens}",
+    "${args_json}",
+    "${args_json_file}",
+    "${args_no_boolean_flags}",
+)
 KEY, ADDRESS = "WANDB_API_KEY", "WANDB_BASE_URL"
 DEFAULT_AGENTS = 4  # with more at once, the search learns less from each
 ALTERNATIVE = 'or let Paceline search, which needs no service: sampler = "tpe" in a sweep.toml'
@@ -35,22 +41,69 @@ ALTERNATIVE = 'or let Paceline search, which needs no service: sampler = "tpe" i
 # --------------------------------------------------------------------------------
 
 
-def read_wandb_file(path: Path, typed: Sequence[Flag]) -> tuple[SweepFile, WandbFile]:
-    """Read W&B's own sweep.yml, overridden by flags."""
-    file = load_wandb_file(path)
+class Metric(BaseModel):
+    name: str
+    goal: Literal["minimize", "maximize"] = "minimize"
+
+
+class WandbFile(BaseModel):
+    """W&B's own sweep.yml: the parts that describe a trial. The search itself is W&B's."""
+
+    program: str
+    method: str
+    parameters: dict[str, Any]
+    metric: Metric | None = None
+    command: list[str] = ["${program}", "${args}"]
+    name: str = ""
+    run_cap: int | None = None
+
+
+def read_wandb_file(path: Path, typed: Sequence[Flag]) -> tuple[SweepFile, dict[str, Any]]:
+    """Read a sweep.yml, overridden by flags. Return it with all that it has, for W&B."""
+    config = _read(path)
+    file = check(config, path, WandbFile)
+    _check_secrets(file.parameters, path)
+    if "${program}" not in file.command or set(file.command) & set(_UNSUPPORTED):
+        raise SpecError(
+            f"Invalid command = {show(file.command)} in {path}.",
+            hint="Use [..., ${program}, ${args}]: "
+            "${args} passes parameters as --key value; run.params and wandb.config have them, "
+            "too.",
+        )
+    args = file.command[file.command.index("${program}") + 1 :]
     values = {
-        "name": clean_name(file.name),
-        "metric": file.metric,
-        "direction": file.direction,
+        "name": clean_name(file.name or path.stem),
+        "metric": file.metric and file.metric.name,
+        "direction": file.metric.goal if file.metric else "minimize",
         "script": file.program,
-        "args": file.args,
-        "arguments": file.arguments,
+        "args": [arg for arg in args if arg != "${args}"],
+        "arguments": "options" if "${args}" in args else "none",
     }
+    table = check(values, path, SweepTable)
+    return SweepFile(path, with_flags(table, typed), {}), config
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        table = SweepTable.model_validate(values)
-    except ValidationError as problem:
-        raise explain(problem, where=str(path), prefix=("sweep",), root=SweepTable) from None
-    return SweepFile(path, with_flags(table, typed), {}), file
+        import yaml  # type: ignore[import-untyped]  # installed with wandb
+    except ImportError:
+        raise EnvironmentProblem(
+            f"{path} is a W&B sweep, but wandb is not installed here.",
+            hint='Install it with `pip install "paceline[wandb]"`.',
+        ) from None
+    try:
+        config: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as problem:
+        reason = " ".join(str(problem).split())
+        raise SpecError(f"{path} is not valid YAML: {reason}", hint="Fix the file.") from None
+    return config
+
+
+def _check_secrets(parameters: Mapping[str, Any], path: Path) -> None:
+    for name, each in parameters.items():
+        if isinstance(each, dict):
+            require_no_secret(name, [each.get("values"), each.get("value")], f"{path}: parameters:")
+            _check_secrets(each.get("parameters") or {}, path)
 
 
 def sweep_of_script(path: Path, typed: Sequence[Flag]) -> SweepFile:
@@ -93,23 +146,21 @@ def with_wandb(job: Job, environ: Mapping[str, str]) -> Job:
     return replace(job, tables=tables)
 
 
-def count_agents(table: SweepTable, path: Path, *, points: int | None) -> tuple[int, int]:
-    """Return the number of agents, and of all their trials. `points` is the size of the search, if
-    known.
-    """
-    agents = table.parallel or (DEFAULT_AGENTS if points is None else min(DEFAULT_AGENTS, points))
+def count_agents(table: SweepTable, path: Path, *, cap: int | None) -> tuple[int, int]:
+    """Return the number of agents, and of all their trials. `cap` is the most that W&B allows."""
+    agents = table.parallel or min(DEFAULT_AGENTS, cap or DEFAULT_AGENTS)
     if table.seeds != 1:
         raise SpecError(
             f"seeds in {path} is {table.seeds}, but each point of a W&B sweep is one run.",
             hint="Make the seed a parameter of the W&B sweep.",
         )
-    if table.count is None and points is None:
+    most = agents * table.count if table.count else cap
+    if most is None:
         raise SpecError(
             "This W&B sweep needs the number of points per agent.",
             hint=f"Add --count 10 for ten points on each of {agents} agents (--parallel).",
         )
-    each = table.count or math.ceil((points or 0) / agents)
-    return agents, agents * each if points is None else min(points, agents * each)
+    return agents, min(most, cap or most)
 
 
 # -- the service

@@ -19,7 +19,7 @@ from paceline.slurm import squeue_and_sacct
 from paceline.slurm.answer_cache import Answer, AnswerCache
 from paceline.slurm.job_states import ENDED, LIVE, JobState
 from paceline.spec.quantities import parse_seconds
-from paceline.spec.site import find_site
+from paceline.spec.settings import find_site
 from paceline.watch import origin
 
 DEFAULT = 60.0

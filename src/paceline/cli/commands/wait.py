@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import DONE, PRUNED, SweepFolder
 from paceline.contract.verdict import DONE_UNSAVED, STOPPED, STOPPED_EXIT
 from paceline.errors import UsageError
-from paceline.spec.quantities import parse_wait, show_seconds
+from paceline.spec.quantities import parse_seconds, show_seconds
 from paceline.spec.shell_text import to_type
 from paceline.sweep.results import PENDING, RUNNING, find_sweep, read_sweep
 from paceline.watch.overview import make_overview
@@ -118,7 +119,7 @@ def command(
       paceline wait --timeout 2h 1a2b 3c4d
       paceline wait my-sweep            all trials of a sweep
     """
-    seconds = parse_wait(timeout, TIMEOUT) if timeout else float("inf")
+    seconds = parse_wait(timeout) if timeout else float("inf")
     targets = [_find(name) for name in names or ["last"]]
     try:
         left = _wait(targets, time.monotonic() + seconds)
@@ -172,3 +173,16 @@ def _find(name: str) -> Target:
             return SweepTarget(sweep)
     found = runs.run_or_sweep(name)
     return SweepTarget(found) if isinstance(found, SweepFolder) else RunTarget(found)
+
+
+def parse_wait(text: str) -> int:
+    """Return for how many seconds a command waits. A bare number counts seconds, as in
+    timeout(1).
+    """
+    try:
+        seconds = parse_seconds(f"{text}s" if re.fullmatch(r"\s*[0-9]+\s*", text) else text)
+        if seconds == 0:
+            raise ValueError("a time above zero, e.g. 30s")
+    except ValueError as expected:
+        raise UsageError(f'Invalid {TIMEOUT} "{text}": use {expected}.') from None
+    return seconds

@@ -17,7 +17,7 @@ from paceline.launch.machine import detect_machine
 from paceline.slurm import commands as slurm
 from paceline.slurm.partitions import Partition, query_partitions
 from paceline.spec.findings import GOOD, PROBLEM, WARNING, Finding
-from paceline.spec.site import SITE_FILE, find_site
+from paceline.spec.settings import SITE_FILE, find_site
 
 FABRIC = " (InfiniBand)"  # after the name of a device
 SHOWN = 3  # interfaces that are named
