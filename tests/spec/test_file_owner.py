@@ -1,4 +1,4 @@
-"""Whose a run folder is, on file systems that keep owners and on those that give everything to one user."""
+"""Whose a run folder is, and what a link to one is."""
 
 from __future__ import annotations
 
@@ -19,20 +19,9 @@ def make_run(folder: Path) -> Path:
 
 
 def become_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have another id than that which new files get, as everybody has on a server with `all_squash`."""
     mine = os.geteuid()
     monkeypatch.setattr(file_owner.os, "geteuid", lambda: mine + 4321)
     monkeypatch.setattr(file_owner, "ROOT", -2)  # the test may run as root
-
-
-def test_if_all_files_get_one_owner_they_are_everybodys(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = make_run(tmp_path / "run")
-    become_another_user(monkeypatch)
-    assert is_own_folder(run)
-    assert is_trusted(run / "run.json")
-    assert [path.name for path in run.iterdir()] == ["run.json"]
 
 
 def test_a_link_to_a_run_is_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

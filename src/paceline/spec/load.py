@@ -288,7 +288,7 @@ def _lower_to_limits(values: dict[str, Any], sources: Mapping[str, str], site: S
     """Lower what nobody has chosen to the site's limits; raise an error for what a file or a flag
     exceeds.
     """
-    limits = site.limits.model_dump(exclude_none=True)
+    limits = site.model_dump(exclude_none=True)["limits"]
     for name in limits.keys() & _LIMITED.keys():
         table, _, key = _LIMITED[name].partition(".")
         value = getattr(getattr(Tables.model_validate(values), table), key)  # or its default
@@ -296,8 +296,8 @@ def _lower_to_limits(values: dict[str, Any], sources: Mapping[str, str], site: S
             continue
         source = sources.get(_LIMITED[name], "")
         if source and not source.endswith(RECORDED):
-            shown = site.limits.model_copy(update={name: value}), site.limits
-            found, limit = (each.model_dump(mode="json")[name] for each in shown)
+            above = site.model_copy(update={"limits": site.limits.model_copy(update={name: value})})
+            found, limit = (each.model_dump(mode="json")["limits"][name] for each in (above, site))
             raise SpecError(
                 f"{source} is {found}, but this site allows at most {limit}.",
                 hint=f"The limit is {name} in [limits] of {SITE_FILE}.",

@@ -15,7 +15,11 @@ from paceline.contract.foreign_records import read_object
 from paceline.contract.run_folder import TRIALS, RunFolder
 
 STORE = ".snapshots"
-_NAME = re.compile(r"[^./\x00-\x1f\x7f\\][^/\x00-\x1f\x7f\\]{0,199}")
+# what no name has: control characters, backslashes, and what is no name of a file
+_NOT = r"/\x00-\x1f\x7f\\\ud800-\udc7f\udd00-\udfff"
+_NAME = rf"[^.{_NOT}][^{_NOT}]{{0,199}}"
+# A project's folder may begin with a dot.
+_RUN_PATH = re.compile(rf"\.?{_NAME}/{_NAME}/{_NAME}(/{TRIALS}/[0-9]{{1,9}})?")
 
 
 @dataclass(frozen=True)
@@ -48,26 +52,7 @@ def is_run_id(name: str) -> bool:
 
 def is_run_path(path: str) -> bool:
     """Return whether this is the path of a run, a sweep or a trial in a scratch folder."""
-    try:
-        os.fsencode(path)
-    except UnicodeEncodeError:
-        return False
-    parts = path.split("/")
-    if len(parts) == 5:
-        return parts[3] == TRIALS and _is_number(parts[4]) and _are_names(parts[:3])
-    return len(parts) == 3 and _are_names(parts)
-
-
-def _is_number(name: str) -> bool:
-    return name.isascii() and name.isdecimal() and len(name) < 10
-
-
-def _are_names(parts: list[str]) -> bool:
-    """Whether these are a project, an experiment and a run. A project's folder may begin with a
-    dot.
-    """
-    project = parts[0].removeprefix(".") if parts[0] != STORE else ""
-    return all(_NAME.fullmatch(part) for part in (project, *parts[1:]))
+    return _RUN_PATH.fullmatch(path) is not None and not path.startswith(f"{STORE}/")
 
 
 def run_path_of(folder: RunFolder) -> RunPath:

@@ -237,7 +237,7 @@ class Site(Table):
 
     def values(self) -> dict[str, Any]:
         """Return the site's defaults as tables of paceline.toml."""
-        return {"job": self.defaults.model_dump(exclude_none=True)}
+        return {"job": self.model_dump(exclude_none=True)["defaults"]}
 
     def describe(self) -> str:
         """Return what the site sets in one line; empty if it sets nothing."""

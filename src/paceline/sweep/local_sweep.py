@@ -83,6 +83,8 @@ class LocalSweep(SweepStart):
         except (UsageError, ClusterError) as problem:  # another command or a job runs it
             self.reporter.note(f"skipping trial {number}: {problem.message}")
             return None
+        if folder.trial(number).result.exists():  # another host has run it since
+            return None
         try:
             variables = {**self.job.environment.variables, **self.secrets.values}
             open_trial(folder, self.submission, number, variables=variables)

@@ -161,19 +161,14 @@ def parse_options(args: Sequence[str]) -> dict[str, Any]:
 
     Secrets are hidden: the trial gets the line itself.
     """
-    args = redact_args(args)
+    args, is_option = redact_args(args), re.compile(r"--?[A-Za-z]").match
     point: dict[str, Any] = {}
-    position = 0
-    while position < len(args):
-        arg = args[position]
-        position += 1
-        if not re.match(r"--?[A-Za-z]", arg):
-            continue
-        key, equals, value = arg.lstrip("-").partition("=")
-        if not equals and position < len(args) and not re.match(r"--?[A-Za-z]", args[position]):
-            value, equals = args[position], "="
-            position += 1
-        point[key] = parse_value(value) if equals else True
+    for arg, following in itertools.zip_longest(args, args[1:], fillvalue="-x"):
+        if is_option(arg):
+            key, equals, value = arg.lstrip("-").partition("=")
+            if not equals and not is_option(following):
+                equals, value = "=", following
+            point[key] = parse_value(value) if equals else True
     return point
 
 

@@ -10,7 +10,6 @@ import contextlib
 import csv
 import io
 import json
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -196,39 +195,25 @@ def _numbered(figure: Any, sweep: Sweep) -> Any:
 
 
 def importances(sweep: Sweep) -> dict[str, float]:
-    """Return how much each parameter matters, by Optuna's PED-ANOVA over trials that ended with a
-    value: shares that add up to 1, largest first; empty if there are too few trials.
+    """Return how much each parameter of all trials matters, by Optuna's PED-ANOVA over those that
+    ended with a value: shares that add up to 1, largest first; empty if there are too few trials.
 
-    It compares each parameter's distribution among the best trials with that among all. It needs
-    no other package, and handles parameters that only some trials have.
+    It compares each parameter's distribution among the best trials with that among all, and needs
+    no other package.
     """
     trials = sample(finished(sweep.trials), sweep.maximizes, MAX_EVALUATED)
-    keys = [
-        key for key in sweep.keys if len({_plain(trial.point.get(key)) for trial in trials}) > 1
-    ]
+    keys = [key for key in sweep.keys if all(key in trial.point for trial in trials)]
+    keys = [key for key in keys if len({_plain(trial.point[key]) for trial in trials}) > 1]
     if len(trials) < MIN_EVALUATED or not keys:
         return {}
     optuna = import_optuna()
     study = make_study(optuna, sweep, trials, keys)
-    # Optuna only uses trials that have all parameters of a query.
-    groups: dict[tuple[bool, ...], list[str]] = {}
-    for key in keys:
-        groups.setdefault(tuple(key in trial.point for trial in trials), []).append(key)
-    found: dict[str, float] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the evaluator is experimental
         evaluator = optuna.importance.PedAnovaImportanceEvaluator(
             target_quantile=max(BEST, 3 / len(trials))
         )
-        for group in groups.values():
-            found |= optuna.importance.get_param_importances(
-                study, evaluator=evaluator, params=group, normalize=False
-            )
-    total = sum(found.values())
-    if not total or not math.isfinite(total):
-        return {}
-    shares = {key: share / total for key, share in found.items()}
-    return dict(sorted(shares.items(), key=lambda each: -each[1]))
+        return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
 
 
 def import_optuna() -> Any:

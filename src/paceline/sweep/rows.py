@@ -15,6 +15,7 @@ from paceline.errors import UsageError
 from paceline.sweep.results import MISSING, PENDING, RUNNING, Sweep, Trial
 
 # The state of a point with repeats is the first of these that one of them has.
+COLUMNS = ("value", "number", "state", "seconds")
 _PRECEDENCE = (RUNNING, PENDING, MISSING, FAILED, PRUNED, DONE)
 
 
@@ -131,33 +132,24 @@ def sort_by(sweep: Sweep, listed: Iterable[Row], key: str) -> list[Row]:
     reverses.
     """
     name, backwards = key.removeprefix("-"), key.startswith("-")
-    if name in ("value", sweep.metric):
-        found = best_first(sweep, listed)
-        return _backwards(found) if backwards else found
-    own = {
-        "number": lambda row: row.number,
-        "state": lambda row: row.state,
-        "seconds": lambda row: row.seconds,
-    }
-    if name in sweep.keys:
-        pick: Any = lambda row: row.point.get(name)  # noqa: E731
-    elif name in own:
-        pick = own[name]
-    else:
+    name = "value" if name == sweep.metric else name
+    if name not in (*COLUMNS, *sweep.keys):
         raise UsageError(
             f"Invalid --sort {key}: the sweep {sweep.name} has no column {name!r}.",
-            hint=f"The columns are: {', '.join(['value', *own, *sweep.keys])}",
+            hint=f"The columns are: {', '.join([*COLUMNS, *sweep.keys])}",
         )
-    known = sorted(
-        (row for row in listed if pick(row) is not None), key=lambda row: comparable(pick(row))
-    )
-    without = [row for row in listed if pick(row) is None]  # last in either direction
+
+    def cell(row: Row) -> object:
+        return row.point.get(name) if name in sweep.keys else getattr(row, name)
+
+    found = best_first(sweep, listed)
+    if name != "value":
+        found.sort(key=lambda row: (comparable(cell(row)), row.number))
+    elif not backwards:
+        return found
+    known = [row for row in found if cell(row) is not None]
+    without = [row for row in found if cell(row) is None]  # last in either direction
     return [*(reversed(known) if backwards else known), *without]
-
-
-def _backwards(found: list[Row]) -> list[Row]:
-    with_value = [row for row in found if row.value is not None]
-    return [*reversed(with_value), *(row for row in found if row.value is None)]
 
 
 def comparable(value: object) -> tuple[int, float, str]:

@@ -10,7 +10,7 @@ import contextlib
 import io
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -206,10 +206,12 @@ def create_sweep(config: dict[str, Any], variables: Mapping[str, str]) -> str:
             "A W&B sweep needs wandb, which is not installed here.",
             hint='Install it with `pip install "paceline[wandb]"`.',
         ) from None
+    # wandb takes its key from the environment, or else saves it at home
+    os.environ.update({key: value for key, value in variables.items() if key.startswith("WANDB_")})
     entity = config.get("entity") or os.environ.get("WANDB_ENTITY")
     project = config.get("project") or os.environ.get("WANDB_PROJECT")
     try:
-        with contextlib.redirect_stdout(io.StringIO()), _wandb_variables(variables):
+        with contextlib.redirect_stdout(io.StringIO()):
             created = wandb.sweep(config, entity=entity, project=project)
     except Exception as problem:  # wandb's errors have no public base class
         reason = next(
@@ -220,19 +222,3 @@ def create_sweep(config: dict[str, Any], variables: Mapping[str, str]) -> str:
             hint="Check WANDB_API_KEY, or run `wandb login`.",
         ) from None
     return "/".join(part for part in (entity if project else None, project, str(created)) if part)
-
-
-@contextlib.contextmanager
-def _wandb_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set WANDB_ variables for the body: wandb takes its key from the environment, or else saves
-    it at home.
-    """
-    before = dict(os.environ)
-    os.environ.update(
-        {name: value for name, value in variables.items() if name.startswith("WANDB_")}
-    )
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

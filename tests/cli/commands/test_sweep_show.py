@@ -181,7 +181,7 @@ def test_the_decisive_parameter_ranks_as_most_important(searched: SweepFolder) -
     assert sum(shares.values()) == pytest.approx(1.0)
     assert next(iter(shares)) == "lr"
     assert shares["lr"] > 0.5
-    assert set(shares) == {"lr", "optimizer", "width", "momentum"}
+    assert set(shares) == {"lr", "optimizer", "width"}  # not momentum, which some lack
 
 
 def test_reports_without_values(tmp_path: Path) -> None:

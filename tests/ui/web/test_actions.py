@@ -82,7 +82,6 @@ def test_runs_of_others_are_only_shown(
 ) -> None:
     folder = make_run(scratch)
     monkeypatch.setattr(file_owner, "_owner", lambda path: os.geteuid() + 1)
-    monkeypatch.setattr(file_owner, "_gives_all_to", lambda owner, folder: False)
     assert (
         httpx.get(f"{acting.base}api/runs/{RUN}", cookies=acting.cookies, trust_env=False).json()[
             "actions"
