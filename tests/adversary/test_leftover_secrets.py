@@ -25,7 +25,7 @@ from paceline.spec.job import Program
 from paceline.spec.load import load_job
 from paceline.spec.run_path import RunPath
 from paceline.sweep.folder import SweepWriter
-from paceline.sweep.points import new_trials, read_list
+from paceline.sweep.settings import new_trials, read_list
 from tests.launch.plan.slurm.test_stop_and_requeue import DONE, FAILED, STOPPED, TASK, TASK_3, Bench
 
 HUSH = "hush-5d41402abc4b"

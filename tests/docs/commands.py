@@ -42,7 +42,6 @@ ELSEWHERE = {
     "paceline --install-completion": ("tests/cli/test_typer_options.py", "--show-completion"),
     "paceline adopt": ("tests/tools/adopt", '"adopt"'),
     "paceline new": ("tests", '"new"'),
-    "paceline sweep sweep.yml": ("tests/sweep/test_wandb.py", "sweep.yml"),
     "paceline sweep --wandb-sweep": ("tests/slurm/test_wandb_sweep.py", "--wandb-sweep"),
     "paceline wait RUN; curl": ("tests/cli/commands/test_wait.py", '"wait"'),
     "mpirun": ("tests/examples", "horovod"),

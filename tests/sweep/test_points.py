@@ -10,7 +10,7 @@ import pytest
 
 from paceline.contract.sweep_folder import Point, Search
 from paceline.errors import SpecError
-from paceline.sweep.points import (
+from paceline.sweep.settings import (
     choose_seeds,
     draw,
     grid,

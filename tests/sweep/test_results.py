@@ -18,8 +18,7 @@ from paceline.slurm import squeue_and_sacct
 from paceline.slurm.job_states import JobState
 from paceline.spec.run_path import RunPath
 from paceline.sweep.folder import STARTER, SweepWriter, mark_starter
-from paceline.sweep.results import Sweep, find_sweep, read_sweep
-from paceline.sweep.rows import rows, sort_by
+from paceline.sweep.results import Sweep, find_sweep, read_sweep, rows, sort_by
 from tests.sweep.folders import begin, end, grid, make_sweep, record_jobs
 
 RATES = [{"lr": rate} for rate in (0.1, 0.01, 0.001, 0.0001, 0.00001, 0.000001)]

@@ -1,4 +1,4 @@
-"""W&B sweeps: parse the file, request points with the real package, report a missing network early."""
+"""W&B sweeps: request points with the real package, report a missing network early."""
 
 from __future__ import annotations
 
@@ -14,77 +14,14 @@ import pytest
 from paceline.agent.sweep_trial import NO_POINT_EXIT, close_trial, main, open_trial
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.sweep_folder import Point, SweepFolder
-from paceline.errors import EnvironmentProblem, LaunchError, SpecError, UsageError
-from paceline.spec.training_tables import SweepTable
+from paceline.errors import EnvironmentProblem, LaunchError, UsageError
 from paceline.sweep.results import read_sweep
-from paceline.sweep.wandb import check_name, check_reachable, count_agents, read_wandb_file
+from paceline.sweep.wandb import check_name, check_reachable
 from tests.runtime.trackers.wandb_runs import service_environment, unreachable_service
 from tests.runtime.trackers.wandb_server import wandb_service
 from tests.sweep.folders import make_sweep
 
 Completed = subprocess.CompletedProcess[str]
-
-FILE = """\
-program: train.py
-method: grid
-project: digits
-metric: {name: loss, goal: maximize}
-command: ["${env}", "python", "${program}", "--epochs", "3", "${args}"]
-parameters:
-  lr: {values: [0.1, 0.01]}
-  width: {values: [32, 64, 128]}
-  depth: {value: 2}
-"""
-
-
-def written(folder: Path, text: str) -> Path:
-    path = folder / "sweep.yml"
-    path.write_text(text)
-    return path
-
-
-def test_wandb_sweep_files_are_parsed(tmp_path: Path) -> None:
-    found, config = read_wandb_file(written(tmp_path, FILE), [])
-    table = found.table
-    assert (table.script, table.args, table.arguments) == ("train.py", ("--epochs", "3"), "options")
-    assert (table.metric, table.direction, table.name) == ("loss", "maximize", "sweep")
-    assert config["project"] == "digits"
-
-
-@pytest.mark.parametrize(
-    ("table", "cap", "expected"),
-    [
-        ({"count": 5}, None, (4, 20)),
-        ({"count": 5, "parallel": 2}, 7, (2, 7)),
-        ({}, 9, (4, 9)),
-        ({}, 3, (3, 3)),
-    ],
-)
-def test_the_trials_of_all_agents(
-    table: dict[str, int], cap: int | None, expected: tuple[int, int]
-) -> None:
-    assert count_agents(SweepTable(**table), Path("sweep.yml"), cap=cap) == expected
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        ("program: train.py", "", "has no 'program'"),
-        ("method: grid", "", "has no 'method'"),
-        ("program: train.py", "program: [", "is not valid YAML"),
-        ('"${args}"', '"${args_json}"', r"Invalid command = .* in"),
-        ('"${program}", ', "", r"Invalid command = .* in"),
-        ("{name: loss, goal: maximize}", "loss", "Invalid metric = .* in .*: use a table"),
-        ("parameters:", "parameters:\n  api_key: {value: abc}", "api_key is a secret"),
-    ],
-)
-def test_invalid_wandb_files_are_rejected(
-    tmp_path: Path, before: str, after: str, message: str
-) -> None:
-    with pytest.raises(SpecError, match=message) as caught:
-        read_wandb_file(written(tmp_path, FILE.replace(before, after)), [])
-    assert "sweep.yml" in caught.value.message
-    assert caught.value.hint or ": use" in caught.value.message
 
 
 def test_a_missing_network_is_reported_before_submission(tmp_path: Path) -> None:
@@ -270,36 +207,6 @@ def test_all_ranks_train_the_point_of_one_agent(
     assert (trial.state, trial.value, trial.point) == ("done", 0.2, {"lr": 0.1})
 
 
-def test_a_wandb_file_creates_the_sweep_once(
-    tmp_path: Path, paceline: Callable[..., Completed], scratch: Path
-) -> None:
-    """A dry run creates no sweep. The second start reuses the sweep that the first one created."""
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "train.py").write_text("raise SystemExit(1)\n")
-    written(project, FILE.replace("method: grid", "method: grid\nrun_cap: 6\nname: my digits"))
-    args = ("sweep", "--local", "--cpu", "--parallel", "1", "--style", "spawn", "sweep.yml")
-    with wandb_service([{"lr": 0.1, "width": 32, "depth": 2}] * 2) as service:
-        environment = service_environment(service, tmp_path)
-        dry = paceline(*args, "--dry-run", cwd=project, check=True, **environment)
-        assert "trials  6" in dry.stdout
-        assert not service.sweeps
-        first = paceline(*args, "--count", "1", cwd=project, timeout=200, **environment)
-        assert "points come from the W&B sweep digits/sweep1" in first.stderr
-        second = paceline(*args, "--count", "2", cwd=project, timeout=200, **environment)
-        assert "points come from the W&B sweep digits/sweep1" in second.stderr
-        assert len(service.sweeps) == 1
-    sweep = SweepFolder(scratch / "project" / "default" / "my-digits")
-    search = sweep.read_search()
-    assert (search.metric, search.direction, search.wandb_sweep) == (
-        "loss",
-        "maximize",
-        "digits/sweep1",
-    )
-    launch_spec = LaunchSpec.from_json(sweep.trial(1).launch_spec.read_text())
-    assert launch_spec.args == ["--epochs", "3", "--lr", "0.1", "--width", "32", "--depth", "2"]
-
-
 def test_the_file_wins_over_the_flag(tmp_path: Path, paceline: Callable[..., Completed]) -> None:
     (tmp_path / "train.py").write_text("")
     (tmp_path / "sweep.toml").write_text(
@@ -353,9 +260,11 @@ def test_the_number_of_points_is_required(
     completed = paceline("sweep", "--wandb-sweep", "me/digits/ab12", "train.py")
     assert completed.returncode == 2
     assert "needs the number of points per agent" in completed.stderr
-    completed = paceline("sweep", "train.py")
-    assert completed.returncode == 2
-    assert "--wandb-sweep ENTITY/PROJECT/ID" in completed.stderr
+    (tmp_path / "sweep.yml").write_text("program: train.py")
+    for file in ("train.py", "sweep.yml"):
+        completed = paceline("sweep", file)
+        assert completed.returncode == 2
+        assert "--wandb-sweep ENTITY/PROJECT/ID" in completed.stderr
 
 
 @pytest.mark.slow  # wandb's agent retries for ten seconds

@@ -24,8 +24,7 @@ from paceline.launch.secrets import read_secrets
 from paceline.spec.job import Job
 from paceline.spec.shell_text import quote
 from paceline.sweep.folder import mark_starter
-from paceline.sweep.points import describe_point
-from paceline.sweep.settings import SweepSettings
+from paceline.sweep.settings import SweepSettings, describe_point
 from paceline.sweep.start import Reporter, SweepStart, count_trials
 
 

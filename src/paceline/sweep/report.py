@@ -17,8 +17,16 @@ from typing import Any
 from paceline.contract.sweep_folder import DONE, PRUNED
 from paceline.errors import EnvironmentProblem
 from paceline.sweep.overview import make_sweep_overview
-from paceline.sweep.results import Sweep, Trial, finished
-from paceline.sweep.rows import Row, best_first, comparable, has_repeats, rows
+from paceline.sweep.results import (
+    Row,
+    Sweep,
+    Trial,
+    best_first,
+    comparable,
+    finished,
+    has_repeats,
+    rows,
+)
 from paceline.watch.details import flatten, read_config
 from paceline.watch.latest import as_number
 

@@ -1,32 +1,51 @@
-"""The settings of a sweep: its file or list, the flags over it, and the job of each trial."""
+"""What a sweep tries: its file or list, the flags over it, the job of each trial, its points (a
+grid, random points, or lines of a list), and the numbers of its trials.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
+import math
 import os
-from collections.abc import Iterable, Sequence
+import random
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
-from paceline.contract.sweep_folder import Search
-from paceline.errors import UsageError
+from paceline.agent.sweep_trial import to_text
+from paceline.contract.redaction import redact_args
+from paceline.contract.sweep_folder import Point, Search, is_active
+from paceline.errors import SpecError, UsageError
 from paceline.spec.job import Job, Program
 from paceline.spec.load import ClusterProfile, find_file, load_job, repository_root
 from paceline.spec.sweep import SweepFile, check_metric, in_order, load_sweep, with_flags
+from paceline.spec.toml import parse_value
 from paceline.spec.training_tables import SweepTable
 from paceline.spec.typed_flags import Flag
-from paceline.sweep.points import PointRequest, choose_seeds, read_list, request_points
-from paceline.sweep.wandb import (
-    SUFFIXES,
-    check_name,
-    choose_name,
-    count_agents,
-    read_wandb_file,
-    sweep_of_script,
-    with_wandb,
-)
+from paceline.sweep.wandb import check_name, count_agents, with_wandb
 
 TPE_PARALLEL = 4  # with more at once, TPE learns less from each
+Space = Mapping[str, dict[str, Any]]
+MAX_GRID = 1_000_000  # points: more must be a mistake in the file
+
+
+@dataclass(frozen=True)
+class PointRequest:
+    """A point to try; None lets the sampler choose it when the trial starts."""
+
+    point: dict[str, Any] | None
+    program: str | None = None  # lists only
+    args: list[str] | None = None
+
+    @property
+    def key(self) -> str:
+        """What makes two points the same."""
+        identity = [self.program, self.args] if self.args is not None else self.point
+        return json.dumps(identity, sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -38,7 +57,6 @@ class SweepSettings:
     pack: int
     scripts: tuple[str, ...]  # a list may name several
     tasks: int | None = None  # that run the trials, if fixed: the agents of a W&B sweep
-    wandb_config: dict[str, Any] | None = None  # the W&B sweep to create
 
 
 def read_settings(
@@ -52,13 +70,11 @@ def read_settings(
     cluster: ClusterProfile | None = None,
 ) -> SweepSettings:
     """Read a sweep's file. `typed` are flags for keys of `[sweep]`, `flags` those for its jobs."""
-    listed, config_of_wandb = None, None
-    if path.suffix in SUFFIXES:
-        file, config_of_wandb = read_wandb_file(path, typed)
-    elif path.suffix == ".toml":
+    listed = None
+    if path.suffix == ".toml":
         file = load_sweep(path, typed)
     elif path.suffix == ".py":
-        file = sweep_of_script(path, typed)
+        file = _sweep_of_script(path, typed)
     else:
         file, listed = _read_list(path, typed)
     table = file.table
@@ -99,8 +115,8 @@ def read_settings(
             (flag.value for flag in reversed(typed) if flag.key == "script" and flag.value), ""
         ),
     )
-    if config_of_wandb is not None or table.wandb_sweep is not None:
-        return _wandb_settings(file, config_of_wandb, job, search, typed)
+    if table.wandb_sweep is not None:
+        return _wandb_settings(file, table.wandb_sweep, job, search, typed)
     requests = (
         request_points(search, count=table.count) if listed is None else listed[: table.count]
     )
@@ -110,20 +126,19 @@ def read_settings(
 
 
 def _wandb_settings(
-    file: SweepFile, config: dict[str, Any] | None, job: Job, search: Search, typed: Sequence[Flag]
+    file: SweepFile, name: str, job: Job, search: Search, typed: Sequence[Flag]
 ) -> SweepSettings:
     """Return the settings of a sweep whose points W&B chooses: as many as its agents may
     request.
     """
-    agents, count = count_agents(file.table, file.path, cap=(config or {}).get("run_cap"))
-    name = file.table.wandb_sweep or ""
+    agents, count = count_agents(file.table, file.path)
     if name in [flag.value for flag in typed if flag.key == "wandb_sweep"]:
         name = job.tracking.wandb_sweep or name  # a file wins over the flag, whichever file it is
-    if name:
-        check_name(name)
-    search = replace(
-        search, name=choose_name(file, name), sampler="wandb", wandb_sweep=name, parallel=agents
-    )
+    check_name(name)
+    # A script's name alone would not tell its W&B sweeps apart.
+    by_script = file.table.name is None and file.path.suffix == ".py"
+    title = f"{file.name}-{name.rpartition('/')[2]}" if by_script else file.name
+    search = replace(search, name=title, sampler="wandb", wandb_sweep=name, parallel=agents)
     return SweepSettings(
         with_wandb(job, os.environ),
         search,
@@ -132,19 +147,219 @@ def _wandb_settings(
         file.table.pack,
         (job.program.name,),
         tasks=agents,
-        wandb_config=None if name else config,
     )
+
+
+def _sweep_of_script(path: Path, typed: Sequence[Flag]) -> SweepFile:
+    """Return the sweep of a script alone: the points come from an existing W&B sweep."""
+    table = with_flags(SweepTable(script=path.name), typed)
+    if table.wandb_sweep is None:
+        raise UsageError(
+            f"{path} is a script; a sweep also needs points to try.",
+            hint="Name a sweep.toml, or a W&B sweep with --wandb-sweep ENTITY/PROJECT/ID.",
+        )
+    return SweepFile(path, table, {})
 
 
 def _read_list(path: Path, typed: Sequence[Flag]) -> tuple[SweepFile, list[PointRequest]]:
     if path.suffix != ".txt":
         raise UsageError(
-            f"{path} is not a sweep file: use .toml, .txt or .yml.",
-            hint="Use TOML with [sweep] and [space], a list of command lines (.txt), or W&B's own "
-            "file (.yml).",
+            f"{path} is not a sweep file: use .toml or .txt.",
+            hint="Use TOML with [sweep] and [space], or a list of command lines (.txt). Create a "
+            "W&B sweep with `wandb sweep`, and add --wandb-sweep ENTITY/PROJECT/ID.",
         )
     table = with_flags(SweepTable(), typed)
     listed = read_list(path, script=table.script)
     table = table.model_copy(update={"script": table.script or listed[0].program})
     check_metric(table, path)
     return SweepFile(path, table, {}), listed
+
+
+# -- points
+
+
+def request_points(search: Search, *, count: int | None) -> list[PointRequest]:
+    """Return the points of a search space."""
+    if search.chooses_late:
+        return [PointRequest(None) for _ in range(count or 0)]
+    if search.sampler == "random":
+        return [
+            PointRequest(draw(search.space, f"{search.seed}/{index}"))
+            for index in range(count or 0)
+        ]
+    return [PointRequest(point) for point in itertools.islice(grid(search.space), count)]
+
+
+def grid(space: Space) -> Iterator[dict[str, Any]]:
+    """Yield all combinations, the first key slowest, without keys that don't apply and without
+    duplicates.
+    """
+    size = math.prod(len(values(each)) for each in space.values())
+    if size > MAX_GRID:
+        raise SpecError(
+            f"[space] has {size:,} combinations, more than {MAX_GRID:,}.",
+            hint='Remove values, or set sampler = "random".',
+        )
+    keys = in_order(space)
+    seen: set[str] = set()
+    for chosen in itertools.product(*(values(space[key]) for key in keys)):
+        point: dict[str, Any] = {}
+        for key, value in zip(keys, chosen, strict=True):
+            if is_active(space[key].get("when", {}), point):
+                point[key] = value
+        text = json.dumps(point)
+        if text not in seen:
+            seen.add(text)
+            yield point
+
+
+def values(each: Mapping[str, Any]) -> list[Any]:
+    if "grid" in each:
+        return list(each["grid"])
+    low, high = each["integer"]
+    return list(range(low, high + 1, each["step"]))
+
+
+def draw(space: Space, seed: str) -> dict[str, Any]:
+    """Return a random point. The same seed gives the same point, so a sweep that grows keeps its
+    points.
+    """
+    generator = random.Random(seed)
+    point: dict[str, Any] = {}
+    for key in in_order(space):
+        each = space[key]
+        value = _draw(each, generator)
+        if is_active(each.get("when", {}), point):
+            point[key] = value
+    return point
+
+
+def _draw(each: Mapping[str, Any], generator: random.Random) -> Any:
+    if "grid" in each:
+        return generator.choice(each["grid"])
+    if "uniform" in each:
+        return generator.uniform(*each["uniform"])
+    if "log_uniform" in each:
+        low, high = each["log_uniform"]
+        return math.exp(generator.uniform(math.log(low), math.log(high)))
+    low, high = each["integer"]
+    if each["log"]:
+        return min(high, int(math.exp(generator.uniform(math.log(low), math.log(high + 1)))))
+    return generator.randrange(low, high + 1, each["step"])
+
+
+# -- lists
+# -------------------------------------------------------------------------------------------------
+
+
+def read_list(path: Path, *, script: str | None = None) -> list[PointRequest]:
+    """Read a text file with one command line per line: `train.py --lr 0.1`, or only the arguments
+    of `script`.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise SpecError(f"Cannot read {path}: {problem}.", hint="Check the path.") from None
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            argv = shlex.split(line, comments=True)
+        except ValueError as problem:
+            raise SpecError(
+                f"{path}, line {number}: {str(problem).lower()}.",
+                hint="Quote the line as you would in a shell.",
+            ) from None
+        if argv:
+            found.append(_parse_line(argv, script, where=f"{path}, line {number}"))
+    if not found:
+        raise SpecError(
+            f"{path} is empty.", hint="Write one command per line, such as `train.py --lr 0.1`."
+        )
+    return found
+
+
+def _parse_line(argv: list[str], script: str | None, *, where: str) -> PointRequest:
+    if re.fullmatch(r"python[\d.]*", PurePath(argv[0]).name) and len(argv) > 1:
+        argv = argv[1:]
+    if script is None:
+        if argv[0].startswith("-"):
+            raise SpecError(
+                f"{where}: the line starts with {argv[0]!r} and names no script.",
+                hint="Start it with the script, or name one for all lines with --script.",
+            )
+        script, argv = argv[0], argv[1:]
+    elif argv[0] == script:
+        argv = argv[1:]
+    return PointRequest(parse_options(argv), program=script, args=argv)
+
+
+def parse_options(args: Sequence[str]) -> dict[str, Any]:
+    """Return the options of a command line as a point to display: `--lr 0.1 --fast` is lr and fast.
+
+    Secrets are hidden: the trial gets the line itself.
+    """
+    args, is_option = redact_args(args), re.compile(r"--?[A-Za-z]").match
+    point: dict[str, Any] = {}
+    for arg, following in itertools.zip_longest(args, args[1:], fillvalue="-x"):
+        if is_option(arg):
+            key, equals, value = arg.lstrip("-").partition("=")
+            if not equals and not is_option(following):
+                equals, value = "=", following
+            point[key] = parse_value(value) if equals else True
+    return point
+
+
+# -- numbers
+# -----------------------------------------------------------------------------------------------
+
+
+def new_trials(
+    known: Sequence[Point], requests: Iterable[PointRequest], *, seeds: Sequence[int | None]
+) -> list[Point]:
+    """Return the trials that a sweep lacks: new points, and more seeds of known points."""
+    groups: dict[str, int] = {}
+    existing = {(point.group, point.seed) for point in known}
+    for point in known:
+        if point.point is not None or point.args is not None:
+            groups[PointRequest(point.point, point.program, point.args).key] = point.group
+    number = max((point.number for point in known), default=-1) + 1
+    free = max((point.group for point in known), default=-1) + 1
+    made = []
+    for index, request in enumerate(requests):
+        # Points that the sampler chooses later differ only by their position.
+        group = index if request.point is None else groups.get(request.key)
+        if group is None:
+            group = groups[request.key] = free
+            free += 1
+        for seed in seeds:
+            if (group, seed) not in existing:
+                existing.add((group, seed))
+                made.append(
+                    Point(
+                        number,
+                        group,
+                        request.point,
+                        seed=seed,
+                        program=request.program,
+                        args=request.args,
+                    )
+                )
+                number += 1
+    return made
+
+
+def choose_seeds(count: int, first: int | None) -> list[int | None]:
+    """Return the seeds of each point: the job's own for one run, else consecutive ones from that
+    (or 0) on.
+    """
+    return [None] if count == 1 else [(first or 0) + index for index in range(count)]
+
+
+def describe_point(point: Mapping[str, Any] | None) -> str:
+    """Return a point as `key=value ...`."""
+    if point is None:
+        return "chosen when it starts"
+    return " ".join(
+        f"{key}={f'{value:.4g}' if isinstance(value, float) else to_text(value)}"
+        for key, value in point.items()
+    )

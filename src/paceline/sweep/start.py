@@ -16,7 +16,7 @@ from typing import Protocol
 
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import write_atomically
-from paceline.contract.sweep_folder import Point, Search
+from paceline.contract.sweep_folder import Point
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.launch import run_folder as folders
 from paceline.launch.secrets import read_secrets
@@ -25,9 +25,14 @@ from paceline.spec.job import Job
 from paceline.spec.run_path import RunPath
 from paceline.spec.shell_text import quote, to_type
 from paceline.sweep.folder import SweepWriter
-from paceline.sweep.points import PointRequest, describe_point, new_trials
-from paceline.sweep.settings import TPE_PARALLEL, SweepSettings
-from paceline.sweep.wandb import check_reachable, create_sweep
+from paceline.sweep.settings import (
+    TPE_PARALLEL,
+    PointRequest,
+    SweepSettings,
+    describe_point,
+    new_trials,
+)
+from paceline.sweep.wandb import check_reachable
 
 SHOWN_TRIALS = 20  # in a dry run
 
@@ -79,7 +84,7 @@ class SweepStart(ABC):
         """Run or submit the trials. Return the exit code."""
         self._check_optuna()
         if self.search.sampler == "wandb":
-            self.search = self._connect_wandb()
+            self._connect_wandb()
         new, numbers = self._choose(resubmit)
         return self.run_trials(new, numbers)
 
@@ -129,22 +134,14 @@ class SweepStart(ABC):
                 hint="Install it with `pip install 'paceline[sweep]'`.",
             )
 
-    def _connect_wandb(self) -> Search:
-        """Check that W&B is reachable, and create the sweep of a sweep.yml unless an earlier start
-        has.
-        """
-        job, search, folder = self.settings.job, self.search, self.writer.folder
+    def _connect_wandb(self) -> None:
+        """Check that W&B is reachable before anything is written."""
+        job = self.settings.job
         variables = {**job.environment.variables, **read_secrets(job, os.environ).values}
         check_reachable({**os.environ, **variables})
-        if not search.wandb_sweep:
-            known = "" if self.writer.is_new else folder.read_search().wandb_sweep
-            assert self.settings.wandb_config is not None
-            search = replace(
-                search, wandb_sweep=known or create_sweep(self.settings.wandb_config, variables)
-            )
-        self.reporter.note(f"points come from the W&B sweep {search.wandb_sweep}")
-        folder.search_exhausted.unlink(missing_ok=True)  # it may have more points by now
-        return search
+        self.reporter.note(f"points come from the W&B sweep {self.search.wandb_sweep}")
+        # It may have more points by now.
+        self.writer.folder.search_exhausted.unlink(missing_ok=True)
 
     # -- the submission's folder
     # -----------------------------------------------------------------------

@@ -18,8 +18,7 @@ from paceline.cli.commands import sweep_show
 from paceline.contract.sweep_folder import SweepFolder
 from paceline.spec.shell_text import meant_for
 from paceline.sweep.report import describe_trials, importances, make_figures
-from paceline.sweep.results import read_sweep
-from paceline.sweep.rows import best_first, rows
+from paceline.sweep.results import best_first, read_sweep, rows
 from tests.sweep.folders import end, grid, make_sweep
 from tests.ui.report.answers import read_answers
 

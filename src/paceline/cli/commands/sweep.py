@@ -29,7 +29,7 @@ def command(
         str,
         typer.Argument(
             metavar="FILE",
-            help="sweep.toml, a list of command lines (.txt), a W&B sweep.yml, or the name of a sweep.",
+            help="sweep.toml, a list of command lines (.txt), or the name of a sweep.",
         ),
     ],
     *,
@@ -61,7 +61,6 @@ def command(
       paceline sweep --local --count 4 sweep.toml    here, the first four points
       paceline sweep --pack 4 --gpus 1 sweep.toml    four trials share a node
       paceline sweep experiment_configurations.txt   one command line per line
-      paceline sweep sweep.yml                       a W&B sweep; its agents are tasks of a job array
       paceline sweep --wandb-sweep me/digits/ab12 --parallel 4 --count 10 train.py
       paceline sweep --resubmit failed NAME          run failed trials again
       paceline sweep --count 100 sweep.toml          again: adds the trials that are missing

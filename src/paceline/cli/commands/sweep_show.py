@@ -19,8 +19,18 @@ from paceline.spec.quantities import show_seconds
 from paceline.spec.shell_text import cluster, quote, to_type
 from paceline.sweep.overview import make_sweep_overview
 from paceline.sweep.report import to_csv
-from paceline.sweep.results import MISSING, Sweep, find_sweep, read_sweep
-from paceline.sweep.rows import Row, has_repeats, rows, sort_by, to_label, value_text
+from paceline.sweep.results import (
+    MISSING,
+    Row,
+    Sweep,
+    find_sweep,
+    has_repeats,
+    read_sweep,
+    rows,
+    sort_by,
+    to_label,
+    value_text,
+)
 
 COLOURS = {
     "done": "green",

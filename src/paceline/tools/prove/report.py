@@ -10,7 +10,7 @@ from dataclasses import asdict
 from html import escape
 from pathlib import Path
 
-from paceline.sweep.rows import to_label
+from paceline.sweep.results import to_label
 from paceline.tools.prove.comparison import Comparison
 from paceline.tools.prove.proof import Proof
 

@@ -26,7 +26,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import TrialFolder
 from paceline.errors import PacelineError
 from paceline.spec.shell_text import quote, to_type
-from paceline.sweep.rows import to_label
+from paceline.sweep.results import to_label
 from paceline.ui.actions import Question, act, find_question
 from paceline.ui.run_list import RunList
 from paceline.ui.run_reader import News, RunReader, Wanted
