@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,8 @@ from paceline.slurm import squeue_and_sacct
 from paceline.slurm.job_states import JobState
 from paceline.spec.run_path import RunPath
 from paceline.sweep.folder import SweepWriter
-from paceline.sweep.slurm_sweep import Submission, plan_chunks
+from paceline.sweep.results import read_sweep
+from paceline.sweep.slurm_sweep import SlurmSweep, plan_chunks
 from tests.sweep.folders import grid, make_sweep
 
 PATH = ("project", "base", "digits")
@@ -31,12 +33,17 @@ def ended(writer: SweepWriter, number: int, state: str) -> None:
     trial.result.write_text(json.dumps({"state": state}), encoding="utf-8")
 
 
+def selected(writer: SweepWriter, state: str) -> list[int]:
+    """Return the trials that `--resubmit` selects."""
+    return [trial.number for trial in read_sweep(writer.folder).trials if trial.state == state]
+
+
 def test_failed_and_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = writer_of(tmp_path, grid({"x": value} for value in range(7)))
     for number, state in enumerate(("done", "failed", "pruned", "failed")):
         ended(writer, number, state)
-    assert writer.select("failed") == [1, 3]
-    assert writer.select("missing") == [4, 5, 6]  # they were never submitted
+    assert selected(writer, "failed") == [1, 3]
+    assert selected(writer, "missing") == [4, 5, 6]  # they were never submitted
     writer.folder.record_job("7", submission="1", tasks={4: [4], 5: [5], 6: [6]})
     writer.folder.record_job("9", submission="2", tasks={5: [5]})
     # The folder of 5 still names its older job; 6 continues in a job of its own.
@@ -52,7 +59,7 @@ def test_failed_and_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     }
     found = {job: JobState(job, word) for job, word in args.items()}
     monkeypatch.setattr(squeue_and_sacct, "states", lambda jobs: {job: found[job] for job in jobs})
-    assert writer.select("missing") == [4]
+    assert selected(writer, "missing") == [4]
 
 
 def test_trials_that_never_started_are_run_by_the_next_command(tmp_path: Path) -> None:
@@ -98,7 +105,8 @@ def test_a_sweep_resumes_only_with_the_same_search(tmp_path: Path) -> None:
 
 
 def test_throttling_counts_trials_that_share_a_job() -> None:
-    assert Submission(None, None, pack=4, parallel=10).throttle == 3  # type: ignore[arg-type]
-    assert Submission(None, None, pack=1, parallel=None).throttle is None  # type: ignore[arg-type]
+    for pack, parallel, tasks in ((4, 10, 3), (1, None, None)):
+        sweep = SimpleNamespace(settings=SimpleNamespace(pack=pack), parallel=parallel)
+        assert SlurmSweep.throttle.fget(sweep) == tasks  # type: ignore[attr-defined]
     chunks = plan_chunks(range(100), pack=4, max_array=10, max_tasks=None)
     assert [len(chunk.tasks) for chunk in chunks] == [10, 10, 5]

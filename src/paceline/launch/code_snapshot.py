@@ -22,8 +22,7 @@ from pathlib import Path
 from paceline.contract.files import open_without_waiting, show_size
 from paceline.errors import EnvironmentProblem
 from paceline.launch.secret_files import is_secret, matches
-from paceline.spec.load import repository_root
-from paceline.spec.sent_code import read_sent_code
+from paceline.spec.load import read_sent_code, repository_root
 
 MAX_FILES = 20_000
 BYTECODE = "__pycache__"  # Python adds it to copies

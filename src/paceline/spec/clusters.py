@@ -128,4 +128,5 @@ def suggest_clusters(what: str = "runs") -> str:
 def _own_tables() -> dict[str, Access]:
     """Return the tables of the user's own file. It has nothing but how to reach clusters."""
     file = user_file()
-    return check(read_file(file) if file.is_file() else {}, file, dict[str, Access])
+    tables = read_file(file) if file.is_file() else {}
+    return {name: check(each, f"[{name}] of {file}", Access) for name, each in tables.items()}

@@ -5,11 +5,13 @@ overrides the file.
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,6 @@ from paceline.errors import SpecError
 from paceline.spec.file_owner import is_trusted, owner_name
 from paceline.spec.job import Job, Program, check_consistency
 from paceline.spec.option import BIND, FOLDER, PROGRAM
-from paceline.spec.sent_code import is_sent, laptop_path
 from paceline.spec.settings import (
     SITE_FILE,
     TABLE,
@@ -31,7 +32,7 @@ from paceline.spec.settings import (
     explain_flag,
     find_site,
     nearest,
-    prepare_tables,
+    prepare,
     show,
 )
 from paceline.spec.toml import FILE, PROJECT_FILE, parse_param, read_file
@@ -43,6 +44,7 @@ Layer = tuple[Mapping[str, Any], str]  # tables, and the file that they come fro
 
 # what a run had when it was submitted, perhaps before there was a limit
 RECORDED = "the run's settings"
+SENT_FILE = ".paceline-code.json"
 NO_PROFILE = "none"  # as --cluster-profile: not even that of this cluster
 
 
@@ -89,7 +91,7 @@ def load_job(
     `default_folder` is the project's folder if there is neither a file nor a repository. `cluster`
     chooses a profile if neither `profile` nor the environment does.
     """
-    prepare_tables()
+    prepare(Site, Tables)
     cwd = cwd or Path.cwd()
     root = repository_root(cwd)
     file = config or find_file(cwd, root)
@@ -136,8 +138,15 @@ def reload_job(
 def _finish(
     project: Job, layers: Iterable[Layer], flags: Iterable[Flag], params: Iterable[str]
 ) -> Job:
-    """Merge the layers and what was typed, and check the result."""
-    merged, sources = _merge(layers)
+    """Merge the layers and what was typed, and check the result. Later layers win key by key.
+    `variables` and `params` are merged; lists are replaced.
+    """
+    merged: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for values, source in layers:
+        _overlay(merged, values)
+        keys = [f"{table}.{key}" for table, found in values.items() for key in found]
+        sources |= {key: f"{key} in {source}" for key in keys}
     _fix_paths(merged, project.folder)
     for flag in flags:
         _add_flag(flag, project.folder, merged, sources)
@@ -203,19 +212,6 @@ def _profile(profiles: Mapping[str, dict[str, Any]], name: str, file: Path) -> d
         hint = f"Did you mean {close!r}?" if close else f"Its profiles: {known}."
         raise SpecError(f"There is no profile {name!r} in {file}.", hint=hint)
     return profiles[name]
-
-
-def _merge(layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Merge layers: later ones win key by key. `variables` and `params` are merged; lists are
-    replaced.
-    """
-    merged: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    for values, source in layers:
-        _overlay(merged, values)
-        for table, keys in values.items():
-            sources |= {f"{table}.{key}": f"{table}.{key} in {source}" for key in keys}
-    return merged, sources
 
 
 def _fix_paths(merged: dict[str, Any], folder: Path) -> None:
@@ -303,3 +299,61 @@ def _lower_to_limits(values: dict[str, Any], sources: Mapping[str, str], site: S
                 hint=f"The limit is {name} in [limits] of {SITE_FILE}.",
             )
         values.setdefault(table, {})[key] = limits[name]
+
+
+# -- a project that was sent here from another machine
+#
+# Its folder has no repository. Next to it lies a file that says what git said on the other machine.
+
+
+@dataclass(frozen=True)
+class SentCode:
+    """What was sent. `files` maps names to kind, size and digest (of a link: its target)."""
+
+    project: str
+    files: dict[str, tuple[str, int, str]]
+    commit: str | None = None
+    branch: str | None = None
+    changed: bool | None = None
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal files, whatever their commit is."""
+        return hashlib.sha256(json.dumps(sorted(self.files.items())).encode()).hexdigest()[:32]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> SentCode:
+        values = json.loads(text)
+        return cls(
+            **{**values, "files": {name: tuple(each) for name, each in values["files"].items()}}
+        )
+
+
+def is_sent(folder: Path) -> bool:
+    """Return whether a folder is a project that was sent here. Only commands that came the same
+    way ask.
+    """
+    return bool(os.environ.get(env.ON_CLUSTER)) and (folder.parent / SENT_FILE).is_file()
+
+
+def laptop_path(path: Path) -> Path:
+    """Return a path of a project that was sent here as it is where the command was typed; any
+    other path unchanged.
+    """
+    sent, typed = os.environ.get(env.SENT_FOLDER), os.environ.get(env.LAPTOP_FOLDER)
+    return (
+        Path(typed) / path.relative_to(sent)
+        if sent and typed and path.is_relative_to(sent)
+        else path
+    )
+
+
+def read_sent_code(folder: Path) -> SentCode | None:
+    """Return what was sent as this folder; None if it is any other folder."""
+    if not is_sent(folder):
+        return None
+    found = SentCode.from_json((folder.parent / SENT_FILE).read_text(encoding="utf-8"))
+    return found if found.project == folder.name else None

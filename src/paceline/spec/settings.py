@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, Field, PlainSerializer, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, PlainSerializer, ValidationError
 
 from paceline.contract.redaction import REDACTED
 from paceline.errors import SpecError
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 SITE_FILE = Path("/etc/paceline/site.toml")
 PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
-Checked = TypeVar("Checked")
+Checked = TypeVar("Checked", bound=BaseModel)
 
 
 class Tables(Table):
@@ -268,23 +268,23 @@ HIDDEN = {"webhook", "command"}  # keys of [notify] whose wrong values may be se
 
 
 @functools.cache
-def prepare_tables() -> None:
-    """Have pydantic prepare the validation of all tables at once.
+def prepare(*kinds: type[BaseModel]) -> None:
+    """Have pydantic prepare the validation of tables.
 
     It looks for no plugins: to find them, it would read the metadata of every installed package.
     """
     if PLUGINS not in os.environ:
         os.environ[PLUGINS] = "__all__"
-        for model in (Site, Tables, File):
-            model.model_rebuild()
+        for kind in kinds:
+            kind.model_rebuild()
         del os.environ[PLUGINS]
 
 
 def check(values: object, where: object, kind: type[Checked]) -> Checked:
     """Return the values of a file as tables. Errors name the file and the key."""
-    prepare_tables()
+    prepare(kind)
     try:
-        return TypeAdapter(kind).validate_python(values)
+        return kind.model_validate(values)
     except ValidationError as problem:
         raise explain(problem, where=where, kind=kind) from None
 
@@ -325,10 +325,9 @@ def _table(path: Sequence[str], kind: Any) -> Any:
     for key in path:
         if get_origin(kind) is dict:
             kind = get_args(kind)[1]
-        else:
-            kind = kind.model_fields[key].annotation if key in kind.model_fields else None
-        if not is_table(kind) and get_origin(kind) is not dict:
-            return None
+        elif is_table(kind):
+            field = kind.model_fields.get(key)
+            kind = field.annotation if field else None
     return kind if is_table(kind) else None
 
 

@@ -23,7 +23,7 @@ from paceline.launch.code_snapshot import CodeTooLarge, identify_code, list_code
 from paceline.launch.run_folder import resolve_scratch
 from paceline.launch.secrets import secret_files
 from paceline.spec.job import Job
-from paceline.spec.sent_code import FILE, SentCode
+from paceline.spec.load import SENT_FILE, SentCode
 from paceline.spec.shell_text import quote
 from paceline.ssh.connection import SSH_FAILED, Connection, word
 from paceline.ssh.installation import CACHE
@@ -185,7 +185,7 @@ def send(connection: Connection, parcel: Parcel, place: str, *, like: str, rsync
     )
     with tempfile.TemporaryDirectory() as folder:
         # last, so that no file is taken for sent before it is
-        (about := Path(folder, FILE)).write_text(parcel.code.to_json(), encoding="utf-8")
+        (about := Path(folder, SENT_FILE)).write_text(parcel.code.to_json(), encoding="utf-8")
         (sums := Path(folder, SUMS)).write_bytes(_sums(parcel))
         made = connection.call(begin)
         partial = made.output.decode(errors="surrogateescape").rstrip("\n")
@@ -202,7 +202,7 @@ def send(connection: Connection, parcel: Parcel, place: str, *, like: str, rsync
             f"{place}cd {word(partial)} && tar -xzf - && cd {project} && sha256sum --quiet -c ../{SUMS}"
             f' && {{ [ -d "$code" ] || mv -T {word(partial)} "$code" || [ -d "$code" ]; }}\n'
         )
-        answer = connection.send_tar({FILE: about, SUMS: sums}, script)
+        answer = connection.send_tar({SENT_FILE: about, SUMS: sums}, script)
     if answer.code != 0:
         raise _cannot_send(connection, answer.output.decode(errors="replace") + answer.errors)
 

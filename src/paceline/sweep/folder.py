@@ -13,18 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.contract import claims
-from paceline.contract.foreign_records import read_fields
 from paceline.contract.redaction import redact_args
 from paceline.contract.run_folder import RunFolder, write_atomically
-from paceline.contract.sweep_folder import FAILED, Point, Search, SweepFolder
-from paceline.errors import ClusterError, SpecError, UsageError
-from paceline.slurm import commands as slurm
-from paceline.slurm import squeue_and_sacct
-from paceline.slurm.job_states import LIVE, WAITING
+from paceline.contract.sweep_folder import Point, Search, SweepFolder
+from paceline.errors import SpecError, UsageError
 from paceline.spec.file_owner import require_own_folder
 from paceline.spec.run_path import RunPath
 
-MISSING = "missing"  # trials without a result and without a job
 STARTER = "starter"  # in a submission's folder: the command that starts its trials
 
 
@@ -103,47 +98,6 @@ class SweepWriter:
 
     # -- existing trials
     # -------------------------------------------------------------------------------
-
-    def select(self, which: str) -> list[int]:
-        """Return the trials that are `failed`, or `missing`: without a result and without a job."""
-        results = {
-            point.number: read_fields(self.folder.trial(point.number).result).get("state")
-            for point in self.points
-        }
-        if which == FAILED:
-            return [number for number, state in results.items() if state == FAILED]
-        unfinished = [number for number, state in results.items() if state is None]
-        live = self._find_live(unfinished)
-        return [number for number in unfinished if number not in live]
-
-    def _find_live(self, numbers: Iterable[int]) -> set[int]:
-        """Return the trials that wait or run, on this machine or as jobs."""
-        wanted = set(numbers)
-        newest: dict[int, str] = {}
-        for line in self.folder.read_jobs():
-            for index, listed in line["tasks"].items():
-                newest |= {
-                    number: f"{line['job']}_{index}" for number in listed if number in wanted
-                }
-        jobs = {(number, job) for number, job in newest.items()}
-        for number in wanted:  # a trial's folder names the job that continues it
-            if job := slurm.read_job_id(self.folder.trial(number)):
-                jobs.add((number, job))
-        found = {number for number in wanted if find_pids(self.folder.trial(number))}
-        if is_starting(self.folder):  # the trials without a job are still to come
-            found |= wanted - newest.keys()
-        if not jobs:
-            return found
-        try:
-            states = squeue_and_sacct.states(job for _, job in jobs)
-        except ClusterError as problem:
-            raise ClusterError(
-                f"Could not find out which trials are queued: {problem.message}", hint=problem.hint
-            ) from None
-        for number, job in jobs:
-            if job in states and states[job].phase in (LIVE, WAITING):
-                found.add(number)
-        return found
 
     def never_started(self) -> list[int]:
         """Return the trials that no command has submitted or started: one was killed before it

@@ -30,7 +30,7 @@ from paceline.contract.sweep_folder import (
 from paceline.errors import ClusterError, UsageError
 from paceline.launch.run_folder import require_not_fetched
 from paceline.slurm import commands as slurm
-from paceline.slurm.job_states import ENDED, WAITING, JobState
+from paceline.slurm.job_states import ENDED, LIVE, WAITING, JobState
 from paceline.spec.file_owner import is_own_folder, require_own_folder
 from paceline.spec.run_path import STORE
 from paceline.sweep.folder import is_starting
@@ -198,7 +198,8 @@ def read_sweep(folder: SweepFolder, query: QueryStates = query_states) -> Sweep:
         found[number] = _not_started(folder.trial(number), planned[number], jobs.get(number), known)
     for number in unfinished & found.keys() & jobs.keys():
         newest = (known or {}).get(jobs[number])
-        if newest is not None and newest.phase == WAITING:
+        is_lost = found[number].state == MISSING
+        if newest is not None and (newest.phase == WAITING or (is_lost and newest.phase == LIVE)):
             found[number] = replace(found[number], state=PENDING, value=None, error="")
     jobless = [
         number for number, each in found.items() if each.state == MISSING and number not in jobs

@@ -34,25 +34,10 @@ MAX_GRID = 1_000_000  # points: more must be a mistake in the file
 
 
 @dataclass(frozen=True)
-class PointRequest:
-    """A point to try; None lets the sampler choose it when the trial starts."""
-
-    point: dict[str, Any] | None
-    program: str | None = None  # lists only
-    args: list[str] | None = None
-
-    @property
-    def key(self) -> str:
-        """What makes two points the same."""
-        identity = [self.program, self.args] if self.args is not None else self.point
-        return json.dumps(identity, sort_keys=True)
-
-
-@dataclass(frozen=True)
 class SweepSettings:
     job: Job
     search: Search
-    requests: list[PointRequest]
+    requests: list[Point]  # without their numbers
     seeds: list[int | None]
     pack: int
     scripts: tuple[str, ...]  # a list may name several
@@ -161,7 +146,7 @@ def _sweep_of_script(path: Path, typed: Sequence[Flag]) -> SweepFile:
     return SweepFile(path, table, {})
 
 
-def _read_list(path: Path, typed: Sequence[Flag]) -> tuple[SweepFile, list[PointRequest]]:
+def _read_list(path: Path, typed: Sequence[Flag]) -> tuple[SweepFile, list[Point]]:
     if path.suffix != ".txt":
         raise UsageError(
             f"{path} is not a sweep file: use .toml or .txt.",
@@ -178,16 +163,26 @@ def _read_list(path: Path, typed: Sequence[Flag]) -> tuple[SweepFile, list[Point
 # -- points
 
 
-def request_points(search: Search, *, count: int | None) -> list[PointRequest]:
+def request(point: dict[str, Any] | None, **fields: Any) -> Point:
+    """Return a point that has no number yet; None lets the sampler choose when the trial starts."""
+    return Point(-1, -1, point, **fields)
+
+
+def identity(point: Point) -> str:
+    """Return what makes two points the same."""
+    has_line = point.args is not None
+    return json.dumps([point.program, point.args] if has_line else point.point, sort_keys=True)
+
+
+def request_points(search: Search, *, count: int | None) -> list[Point]:
     """Return the points of a search space."""
     if search.chooses_late:
-        return [PointRequest(None) for _ in range(count or 0)]
+        return [request(None) for _ in range(count or 0)]
     if search.sampler == "random":
         return [
-            PointRequest(draw(search.space, f"{search.seed}/{index}"))
-            for index in range(count or 0)
+            request(draw(search.space, f"{search.seed}/{index}")) for index in range(count or 0)
         ]
-    return [PointRequest(point) for point in itertools.islice(grid(search.space), count)]
+    return [request(point) for point in itertools.islice(grid(search.space), count)]
 
 
 def grid(space: Space) -> Iterator[dict[str, Any]]:
@@ -252,7 +247,7 @@ def _draw(each: Mapping[str, Any], generator: random.Random) -> Any:
 # -------------------------------------------------------------------------------------------------
 
 
-def read_list(path: Path, *, script: str | None = None) -> list[PointRequest]:
+def read_list(path: Path, *, script: str | None = None) -> list[Point]:
     """Read a text file with one command line per line: `train.py --lr 0.1`, or only the arguments
     of `script`.
     """
@@ -278,7 +273,7 @@ def read_list(path: Path, *, script: str | None = None) -> list[PointRequest]:
     return found
 
 
-def _parse_line(argv: list[str], script: str | None, *, where: str) -> PointRequest:
+def _parse_line(argv: list[str], script: str | None, *, where: str) -> Point:
     if re.fullmatch(r"python[\d.]*", PurePath(argv[0]).name) and len(argv) > 1:
         argv = argv[1:]
     if script is None:
@@ -290,7 +285,7 @@ def _parse_line(argv: list[str], script: str | None, *, where: str) -> PointRequ
         script, argv = argv[0], argv[1:]
     elif argv[0] == script:
         argv = argv[1:]
-    return PointRequest(parse_options(argv), program=script, args=argv)
+    return request(parse_options(argv), program=script, args=argv)
 
 
 def parse_options(args: Sequence[str]) -> dict[str, Any]:
@@ -314,37 +309,27 @@ def parse_options(args: Sequence[str]) -> dict[str, Any]:
 
 
 def new_trials(
-    known: Sequence[Point], requests: Iterable[PointRequest], *, seeds: Sequence[int | None]
+    known: Sequence[Point], requests: Iterable[Point], *, seeds: Sequence[int | None]
 ) -> list[Point]:
     """Return the trials that a sweep lacks: new points, and more seeds of known points."""
-    groups: dict[str, int] = {}
+    # Points that the sampler chooses later differ only by their position.
+    groups = {
+        identity(point): point.group
+        for point in known
+        if point.point is not None or point.args is not None
+    }
     existing = {(point.group, point.seed) for point in known}
-    for point in known:
-        if point.point is not None or point.args is not None:
-            groups[PointRequest(point.point, point.program, point.args).key] = point.group
-    number = max((point.number for point in known), default=-1) + 1
-    free = max((point.group for point in known), default=-1) + 1
+    numbers = itertools.count(max((point.number for point in known), default=-1) + 1)
+    free = itertools.count(max((point.group for point in known), default=-1) + 1)
     made = []
-    for index, request in enumerate(requests):
-        # Points that the sampler chooses later differ only by their position.
-        group = index if request.point is None else groups.get(request.key)
-        if group is None:
-            group = groups[request.key] = free
-            free += 1
-        for seed in seeds:
-            if (group, seed) not in existing:
-                existing.add((group, seed))
-                made.append(
-                    Point(
-                        number,
-                        group,
-                        request.point,
-                        seed=seed,
-                        program=request.program,
-                        args=request.args,
-                    )
-                )
-                number += 1
+    for index, point in enumerate(requests):
+        name = identity(point)
+        if point.point is not None and name not in groups:
+            groups[name] = next(free)
+        group = index if point.point is None else groups[name]
+        for seed in (seed for seed in seeds if (group, seed) not in existing):
+            existing.add((group, seed))
+            made.append(replace(point, number=next(numbers), group=group, seed=seed))
     return made
 
 

@@ -15,19 +15,24 @@ from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep_folder import SUBMITTED, Point
 from paceline.errors import ClusterError, JobRejected
 from paceline.launch.slurm_job import SlurmJob, write_files
-from paceline.launch.slurm_plan import SlurmPlan
 from paceline.slurm import commands as slurm
 from paceline.slurm.array_script import Trials
 from paceline.slurm.arrays import JOB_LIMIT_REACHED, array_size_limit, max_new_jobs, submit_array
 from paceline.spec.shell_text import command_line, quote, to_type
-from paceline.sweep.folder import SweepWriter, mark_starter
-from paceline.sweep.start import SweepStart, count_trials
+from paceline.sweep.folder import mark_starter
+from paceline.sweep.settings import SweepSettings
+from paceline.sweep.start import Reporter, SweepStart, count_trials
 
 SHOWN_JOBS = 5
 
 
 class SlurmSweep(SweepStart):
     """A sweep whose trials are tasks of job arrays."""
+
+    def __init__(self, settings: SweepSettings, reporter: Reporter) -> None:
+        super().__init__(settings, reporter)
+        self.jobs: list[str] = []
+        self.submitted = 0  # trials
 
     @cached_property
     def job_submission(self) -> SlurmJob:
@@ -49,12 +54,11 @@ class SlurmSweep(SweepStart):
             max_array=array_size_limit() if known else 1001,
             max_tasks=smallest(allowed, self.settings.tasks),
         )
-        throttle = Submission(self.writer, plan, pack=pack, parallel=self.parallel).throttle
         calls = [
             command_line(
                 [
                     *plan.sbatch[:-1],
-                    f"--array={chunk.array(throttle)}",
+                    f"--array={chunk.array(self.throttle)}",
                     plan.sbatch[-1],
                     f"tasks-{number}",
                 ]
@@ -71,7 +75,7 @@ class SlurmSweep(SweepStart):
     def run_trials(self, new: Sequence[Point], numbers: Sequence[int]) -> int:
         for warning in self.job_submission.check():
             self.reporter.note(f"{warning.text}{f' ({warning.hint})' if warning.hint else ''}")
-        job, settings = self.job_submission.job, self.settings
+        job = self.job_submission.job
         refusal: ClusterError | None = None
         run_path = self.job_submission.run_path
         with self.new_submission(run_path, new, numbers), mark_starter(run_path.folder.path):
@@ -81,42 +85,94 @@ class SlurmSweep(SweepStart):
             )
             write_files(plan)
             (run_path.folder.path / "logs").mkdir()
-            submission = Submission(
-                self.writer, plan, pack=settings.pack, parallel=self.parallel, tasks=settings.tasks
-            )
             try:
-                submission.submit(numbers, account=job.resources.account)
+                self._submit_all(numbers, account=job.resources.account)
             except ClusterError as problem:
-                if not submission.jobs:
+                if not self.jobs:
                     raise
                 refusal = problem  # arrays that are queued stay
             except BaseException:  # such as Ctrl-C: their trials are undone
-                submission.withdraw()
+                self._withdraw()
                 raise
             # Its last task removes the secrets of a submission, and more tasks might follow before
             # this.
             write_atomically(run_path.folder.path / SUBMITTED, "")
         for note in (*plan.notes, *notes):
             self.reporter.note(note)
-        self._report(submission)
+        self._report()
         if refusal is not None:
             raise ClusterError(
-                f"{count_trials(len(numbers) - submission.submitted)} could not be submitted: "
+                f"{count_trials(len(numbers) - self.submitted)} could not be submitted: "
                 f"{refusal.message}",
                 hint="Submit them later: "
                 f"{to_type(f'sweep --resubmit missing {quote(self.search.name)}')}",
             )
         return 0
 
-    def _report(self, submission: Submission) -> None:
-        jobs, name = submission.jobs, self.search.name
+    def _report(self) -> None:
+        jobs, name = self.jobs, self.search.name
         listed = ", ".join(jobs[:SHOWN_JOBS]) + (", ..." if len(jobs) > SHOWN_JOBS else "")
         parallel = f", {self.parallel} at a time" if self.parallel else ""
-        trials = count_trials(submission.submitted)
+        trials = count_trials(self.submitted)
         self.report_start(
             f"submitted {trials} of {name} as job{'s' if len(jobs) > 1 else ''} {listed}{parallel}"
         )
         self.reporter.line(f"  cancel  {to_type(f'sweep cancel {quote(name)}')}")
+
+    @property
+    def throttle(self) -> int | None:
+        """The most tasks of an array at a time: Slurm limits tasks; the user's limit counts
+        trials.
+        """
+        pack = self.settings.pack
+        return None if self.parallel is None else max(1, math.ceil(self.parallel / pack))
+
+    def _submit_all(self, numbers: Sequence[int], *, account: str | None) -> None:
+        """Submit all trials. If Slurm rejects the number of jobs, try fewer and longer tasks."""
+        max_array = array_size_limit()
+        max_tasks = smallest(max_new_jobs(account, wanted=len(numbers)), self.settings.tasks)
+        left = list(numbers)
+        while left:
+            for chunk in plan_chunks(
+                left, pack=self.settings.pack, max_array=max_array, max_tasks=max_tasks
+            ):
+                try:
+                    self._submit(chunk)
+                except JobRejected as rejected:
+                    tasks = math.ceil(len(left) / max(1, len(chunk.trials) // len(chunk.tasks)))
+                    if not JOB_LIMIT_REACHED.search(rejected.reason) or tasks < 2:
+                        raise
+                    max_tasks = tasks // 2
+                    break
+                left = left[len(chunk.trials) :]
+
+    def _withdraw(self) -> None:
+        """Cancel the arrays that are queued. A task that starts nevertheless ends at once."""
+        for number in range(1, len(self.jobs) + 1):
+            write_atomically(
+                self.job_submission.run_path.folder.path / f"cancelled-tasks-{number}",
+                f"{time.time():.0f}\n",
+            )
+        with suppress(ClusterError):
+            slurm.cancel_jobs(self.jobs)
+
+    def _submit(self, chunk: Chunk) -> None:
+        folder = self.job_submission.run_path.folder.path
+        listing = f"tasks-{len(self.jobs) + 1}"
+        write_atomically(folder / listing, chunk.listing())
+        # Slurm throttles each array separately, so arrays run one after the other to keep to the
+        # limit together.
+        after = self.jobs[-1:] if self.throttle is not None else []
+        job = submit_array(
+            self.job_submission.plan,
+            array=chunk.array(self.throttle),
+            listing=listing,
+            after=after,
+            known=self.jobs,
+        )
+        self.jobs.append(job)
+        self.submitted += len(chunk.trials)
+        self.writer.folder.record_job(job, submission=folder.name, tasks=chunk.tasks)
 
 
 def plan_chunks(
@@ -131,71 +187,6 @@ def plan_chunks(
 def smallest(*limits: int | None) -> int | None:
     """Return the smallest limit; None if there is none."""
     return min((limit for limit in limits if limit is not None), default=None)
-
-
-class Submission:
-    """One submission of trials, array by array."""
-
-    def __init__(
-        self,
-        writer: SweepWriter,
-        plan: SlurmPlan,
-        *,
-        pack: int,
-        parallel: int | None,
-        tasks: int | None = None,
-    ) -> None:
-        self.writer, self.plan, self.pack, self.tasks = writer, plan, pack, tasks
-        # Slurm limits tasks; the user's limit counts trials.
-        self.throttle = None if parallel is None else max(1, math.ceil(parallel / pack))
-        self.jobs: list[str] = []
-        self.submitted = 0  # trials
-
-    def submit(self, numbers: Sequence[int], *, account: str | None) -> None:
-        """Submit all trials. If Slurm rejects the number of jobs, try fewer and longer tasks."""
-        max_array = array_size_limit()
-        max_tasks = smallest(max_new_jobs(account, wanted=len(numbers)), self.tasks)
-        left = list(numbers)
-        while left:
-            for chunk in plan_chunks(
-                left, pack=self.pack, max_array=max_array, max_tasks=max_tasks
-            ):
-                try:
-                    self._submit(chunk)
-                except JobRejected as rejected:
-                    tasks = math.ceil(len(left) / max(1, len(chunk.trials) // len(chunk.tasks)))
-                    if not JOB_LIMIT_REACHED.search(rejected.reason) or tasks < 2:
-                        raise
-                    max_tasks = tasks // 2
-                    break
-                left = left[len(chunk.trials) :]
-
-    def withdraw(self) -> None:
-        """Cancel the arrays that are queued. A task that starts nevertheless ends at once."""
-        for number in range(1, len(self.jobs) + 1):
-            write_atomically(
-                self.plan.run_path.folder.path / f"cancelled-tasks-{number}", f"{time.time():.0f}\n"
-            )
-        with suppress(ClusterError):
-            slurm.cancel_jobs(self.jobs)
-
-    def _submit(self, chunk: Chunk) -> None:
-        folder = self.plan.run_path.folder.path
-        listing = f"tasks-{len(self.jobs) + 1}"
-        write_atomically(folder / listing, chunk.listing())
-        # Slurm throttles each array separately, so arrays run one after the other to keep to the
-        # limit together.
-        after = self.jobs[-1:] if self.throttle is not None else []
-        job = submit_array(
-            self.plan,
-            array=chunk.array(self.throttle),
-            listing=listing,
-            after=after,
-            known=self.jobs,
-        )
-        self.jobs.append(job)
-        self.submitted += len(chunk.trials)
-        self.writer.folder.record_job(job, submission=folder.name, tasks=chunk.tasks)
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,12 @@ from paceline.spec.job import Job
 from paceline.spec.run_path import RunPath
 from paceline.spec.shell_text import quote, to_type
 from paceline.sweep.folder import SweepWriter
+from paceline.sweep.results import read_sweep
 from paceline.sweep.settings import (
     TPE_PARALLEL,
-    PointRequest,
     SweepSettings,
     describe_point,
+    identity,
     new_trials,
 )
 from paceline.sweep.wandb import check_reachable
@@ -100,7 +101,8 @@ class SweepStart(ABC):
         """Return the trials to add, and the numbers of all that will run."""
         points, name = self.writer.points, self.search.name
         if resubmit is not None:
-            numbers = self.writer.select(resubmit)
+            trials = read_sweep(self.writer.folder).trials
+            numbers = [trial.number for trial in trials if trial.state == resubmit]
             if not numbers:
                 raise UsageError(
                     f"There are no {resubmit} trials in {name!r}.",
@@ -108,12 +110,11 @@ class SweepStart(ABC):
                 )
             return [], numbers
         new = new_trials(points, self.settings.requests, seeds=self.settings.seeds)
-        asked, left = {each.key for each in self.settings.requests}, self.writer.never_started()
+        asked, left = set(map(identity, self.settings.requests)), self.writer.never_started()
         again = [
             point.number
             for point in points
-            if point.number in left
-            and (not asked or PointRequest(point.point, point.program, point.args).key in asked)
+            if point.number in left and (not asked or identity(point) in asked)
         ]
         numbers = [*again, *(point.number for point in new)]
         if not numbers:

@@ -15,7 +15,7 @@ from pathlib import Path
 from paceline.errors import SpecError
 from paceline.spec.home_path import expand_home
 from paceline.spec.job import Job
-from paceline.spec.sent_code import laptop_path
+from paceline.spec.load import laptop_path
 from paceline.spec.shell_text import cluster, to_type
 
 if sys.version_info >= (3, 11):
