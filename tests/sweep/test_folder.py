@@ -35,7 +35,8 @@ def ended(writer: SweepWriter, number: int, state: str) -> None:
 
 def selected(writer: SweepWriter, state: str) -> list[int]:
     """Return the trials that `--resubmit` selects."""
-    return [trial.number for trial in read_sweep(writer.folder).trials if trial.state == state]
+    trials = read_sweep(writer.folder, squeue_and_sacct.states).trials
+    return [trial.number for trial in trials if trial.state == state]
 
 
 def test_failed_and_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from paceline.errors import EnvironmentProblem, UsageError
 from paceline.launch import run_folder as folders
 from paceline.launch.secrets import read_secrets
 from paceline.launch.submission import fill_folder, path_in_run
+from paceline.slurm import squeue_and_sacct
 from paceline.spec.job import Job
 from paceline.spec.run_path import RunPath
 from paceline.spec.shell_text import quote, to_type
@@ -101,7 +102,8 @@ class SweepStart(ABC):
         """Return the trials to add, and the numbers of all that will run."""
         points, name = self.writer.points, self.search.name
         if resubmit is not None:
-            trials = read_sweep(self.writer.folder).trials
+            # not from an answer that others share: it may be older than the last submission
+            trials = read_sweep(self.writer.folder, squeue_and_sacct.states).trials
             numbers = [trial.number for trial in trials if trial.state == resubmit]
             if not numbers:
                 raise UsageError(
