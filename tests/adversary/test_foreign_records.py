@@ -25,7 +25,7 @@ from paceline.slurm.commands import read_job_id
 from paceline.slurm.job_states import JobState
 from paceline.watch.details import make_node, read_details
 from paceline.watch.diagnosis.diagnosis import diagnose
-from paceline.watch.diagnosis.evidence import read_evidence
+from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.events import read_events
 from paceline.watch.goodput import compute_goodput
 from paceline.watch.node_usage import read_node_usage
@@ -464,7 +464,7 @@ def test_hostile_records_do_not_stop_the_doctor(tmp_path: Path) -> None:
             path.write_bytes((before if appends and before else b"") + line + b"\n")
             state = JobState("7", "FAILED", "", "node[1-2]")
             record = read_record(folder, lambda jobs, state=state: {"7": state})
-            assert diagnose(read_evidence(record))
+            assert diagnose(Evidence(record))
         path.unlink() if before is None else path.write_bytes(before)
 
 

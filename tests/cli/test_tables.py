@@ -59,7 +59,9 @@ def make_records(folder: Path) -> list[Record]:
         run = RunFolder(folder / f"20261115-225151-d7f{number}")
         state = JobState(job, "PENDING", reason=REASON) if status == "queued" and job else None
         details = {"nodes": 16, "nproc": 8, "name": NAME, "created": 1.0, "host": "login1"}
-        found.append(Record(run, details, status, job, state, attempts=1, step=123456))
+        run.attempt(1).path.mkdir(parents=True, exist_ok=True)
+        run.metrics.write_text('{"step": 123456}\n')
+        found.append(Record(run, details, status, job, state))
     return found
 
 
@@ -105,14 +107,15 @@ def test_ps_of_a_laptop_has_steps_ages_and_whole_names(
             "host": "vm",
         }
         run = RunFolder(tmp_path / f"20261115-225151-d7f{number}")
-        found.append(Record(run, details, status, None, None, attempts=1, step=1234))
+        run.attempt(1).path.mkdir(parents=True, exist_ok=True)
+        run.metrics.write_text('{"step": 1234}\n')
+        found.append(Record(run, details, status, None, None))
     failure = {
         "rank": 0,
         "host": "vm",
         "type": "RuntimeError",
         "message": "the loss is not a number since step 12",
     }
-    found[1].folder.attempt(1).path.mkdir(parents=True)
     found[1].folder.attempt(1).failure.write_text(json.dumps(failure))
     monkeypatch.setattr(ps.runs, "scratch_here", lambda: tmp_path)
     monkeypatch.setattr(ps, "read_newest", lambda *_: (list(map(make_overview, found)), 0))

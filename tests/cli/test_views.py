@@ -19,7 +19,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import JobState
-from paceline.watch import run_follower
+from paceline.watch import run_log
 from paceline.watch.log_file import keep_colours
 from paceline.watch.records import read_record
 from paceline.watch.run_log import LogLine
@@ -54,7 +54,7 @@ def test_ctrl_c_says_that_the_run_goes_on(
 ) -> None:
     run = folder.path.name
     monkeypatch.setattr(log_printer, "follow", interrupt)
-    monkeypatch.setattr(run_follower, "wait_until_over", lambda *_: list(interrupt()))
+    monkeypatch.setattr(run_log, "wait_until_over", lambda *_: list(interrupt()))
     watch: Callable[[], object] = lambda: submit.wait_until_done(folder, follow=command == "follow")  # noqa: E731
     if command == "logs":
         with pytest.raises(SystemExit) as left:
@@ -149,7 +149,7 @@ def test_wait_names_a_killed_batch_shell(
     (folder.claims / "1").symlink_to(job_start.path.name)
     folder.job.write_text("7\n")
     ended = read_record(folder, lambda _: {"7": JobState("7", "FAILED", exit_code="0:9")})
-    monkeypatch.setattr(run_follower, "wait_until_over", lambda *_: ended)
+    monkeypatch.setattr(run_log, "wait_until_over", lambda *_: ended)
     assert submit.wait_until_done(folder, follow=False) == 1
     said = capsys.readouterr().err
     assert "the batch shell was killed by signal 9" in said

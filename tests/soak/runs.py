@@ -213,7 +213,7 @@ class SoakRun:
     @property
     def step(self) -> int:
         """The last step in the metrics of rank 0; 0 before the first one."""
-        return (self.record.step if self.record else None) or 0
+        return (self.record.latest.step if self.record else None) or 0
 
     def ranks(self) -> list[tuple[str, int]]:
         """The node and the pid there of each rank."""
@@ -232,7 +232,7 @@ class SoakRun:
         self.record = record
         now = time.monotonic()
         claims = len(list(self.folder.claims.glob("*")))
-        seen = (record.status, record.attempts, record.step, claims)
+        seen = (record.status, record.attempts, record.latest.step, claims)
         if seen != self._last:
             self._last, self.changed, self.ended = seen, now, now if record.is_over else None
         # A job that goes back into the queue may look ended for a moment, and its processes take a moment to end.

@@ -63,7 +63,7 @@ def test_a_seed_gives_the_same_shapes_again() -> None:
 
 
 def make_record(run: SoakRun, state: str, reason: str) -> Record:
-    return Record(run.folder, {}, "", "1", JobState("1", state, reason), attempts=1, step=3)
+    return Record(run.folder, {}, "", "1", JobState("1", state, reason))
 
 
 @pytest.mark.parametrize("sign", ["none", "log", "core", "core at times", "nodes", "held"])
@@ -115,7 +115,7 @@ def test_a_run_without_a_sign_of_life_is_requeued_once(
     run = make_run(tmp_path)
     run.update(make_record(run, "RUNNING", ""))
     assert run.take_remedy() == []
-    monkeypatch.setattr("paceline.watch.records.seconds_silent", lambda *_: 400.0)
+    monkeypatch.setattr("paceline.watch.records.seconds_lifeless", lambda *_: 400.0)
     assert run.take_remedy() == ["scontrol", "requeue", "1"]
     assert run.requeued_by_hand
     assert run.take_remedy() == [], "a second time would hide that it does not help"

@@ -17,7 +17,6 @@ from paceline.sweep.results import _find_error
 from paceline.ui.terminal.run_view import describe_attempt
 from paceline.watch.details import read_attempts
 from paceline.watch.failure import describe_failure
-from paceline.watch.goodput import Goodput
 from paceline.watch.overview import make_overview
 from paceline.watch.records import read_record
 from tests.watch.test_records import make_run
@@ -72,7 +71,7 @@ def test_the_first_failing_rank_is_shown(
     assert f"paceline: {line}\n" in capsys.readouterr().err
     if "where" in failure:
         assert lines[1] == "  at train.py:9 in main: raise ValueError"
-        [attempt] = read_attempts(read_record(folder), Goodput())
+        [attempt] = read_attempts(read_record(folder))
         assert describe_attempt(attempt).endswith(
             "ValueError: no data\nat train.py:9 in main: raise ValueError"
         )
@@ -147,6 +146,6 @@ def test_slurm_knows_that_a_node_died(tmp_path: Path, log: str, *, died: bool) -
     folder.slurm_log.write_text(log)
     words = "the node died: Slurm has marked it as failed" if died else "its agent was killed"
     assert describe_failure(folder) == [f"n2: {words}"]
-    [attempt] = read_attempts(read_record(folder), Goodput())
+    [attempt] = read_attempts(read_record(folder))
     assert attempt.failure is not None
     assert (attempt.failure.host, attempt.failure.text) == ("n2", words)

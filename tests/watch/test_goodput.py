@@ -271,7 +271,7 @@ def test_a_requeued_job_waits_until_its_head_agent_arrives() -> None:
 
 def training_run(folder: RunFolder, last_output: float) -> list[dict[str, Any]]:
     folder.attempt(1).path.mkdir()
-    folder.attempt(1).log(0).touch()
+    folder.attempt(1).log(0).write_text("a line\n")
     os.utime(folder.attempt(1).log(0), (last_output, last_output))
     return [
         at(0, "node", job_start="7-0", index=0),
@@ -290,8 +290,7 @@ def test_a_run_that_went_back_into_the_queue_waits_there(
     monkeypatch.setattr("time.time", lambda: 100.0)
     events = [*training_run(RunFolder(tmp_path), 31), at(32, "stopped", attempt=1), *ahead]
     assert read_goodput(RunFolder(tmp_path), events, is_over=False).seconds["idle"] == 68
-    (tmp_path / "requeues").write_text("31 7-0\n")
-    result = read_goodput(RunFolder(tmp_path), events, is_over=False)
+    result = read_goodput(RunFolder(tmp_path), events, is_over=False, is_waiting=True)
     assert (result.seconds["queued"], result.seconds["idle"], result.failures) == (68, 0, 0)
     assert result.job_starts[-1].ended == 32
     over = read_goodput(RunFolder(tmp_path), events, is_over=True)
@@ -567,7 +566,7 @@ def test_an_attempt_that_was_killed_with_its_node_has_run_until_its_last_output(
     folder = RunFolder(tmp_path)
     for number, last in ((1, 80), (2, 9000)):
         folder.attempt(number).path.mkdir()
-        folder.attempt(number).log(0).touch()
+        folder.attempt(number).log(0).write_text("a line\n")
         os.utime(folder.attempt(number).log(0), (last, last))
     events = [
         at(0, "node", job_start="7-0", index=0),

@@ -16,7 +16,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.slurm.job_states import JobState
 from paceline.watch.curves import Curves
 from paceline.watch.latest import read_latest
-from paceline.watch.overview import make_overview, read_total_steps
+from paceline.watch.overview import find_attempt, make_overview
 from paceline.watch.records import Record
 
 
@@ -26,7 +26,7 @@ def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def make_record(folder: RunFolder, status: str) -> Record:
-    return Record(folder, {}, status, None, None, attempts=1, step=None)
+    return Record(folder, {}, status, None, None)
 
 
 def metrics(count: int, *, pace: float = 2.0) -> list[dict[str, Any]]:
@@ -67,7 +67,9 @@ def test_a_run_that_hangs_does_not_count_down(tmp_path: Path) -> None:
     assert (row.total_steps, row.seconds_left) == (12_000, None)
     assert row.detail.endswith("no step for 1h")
     folder.attempt(1).path.mkdir()
-    folder.attempt(1).log(0).touch()  # it prints: it evaluates, and nobody knows for how long
+    folder.attempt(1).log(0).write_text(
+        "..."
+    )  # it prints: it evaluates, and nobody knows for how long
     row = make_overview(make_record(folder, "running"))
     assert ("no step" in row.detail, row.seconds_left) == (False, None)
     os.utime(folder.attempt(1).log(0), (1.0, 1.0))
@@ -199,13 +201,13 @@ def test_a_run_without_a_known_end_has_no_time_left(tmp_path: Path) -> None:
 
 
 def test_the_newest_attempt_tells_the_total() -> None:
-    first = [{"event": "training"}, {"event": "total_steps", "steps": 10}]
-    assert read_total_steps(first) == 10
-    assert read_total_steps([*first, {"event": "training"}]) is None
-    assert read_total_steps([*first, {"event": "total_steps"}]) is None
-    assert (
-        read_total_steps([*first, {"event": "training"}, {"event": "total_steps", "steps": 7}]) == 7
-    )
+    training: dict[str, Any] = {"event": "training", "time": 1.0}
+    first = [training, {"event": "total_steps", "steps": 10}]
+    assert find_attempt(first).total_steps == 10
+    assert find_attempt([*first, training]).total_steps is None
+    assert find_attempt([*first, {"event": "total_steps"}]).total_steps is None
+    last = {"event": "total_steps", "steps": 7}
+    assert find_attempt([*first, training, last]).total_steps == 7
 
 
 def test_a_night_in_the_queue_is_not_part_of_the_pace(tmp_path: Path) -> None:

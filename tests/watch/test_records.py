@@ -16,6 +16,7 @@ from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import ClusterError
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import JobState
+from paceline.watch.overview import make_overview
 from paceline.watch.records import find_runs, read_record, read_records
 
 
@@ -98,7 +99,7 @@ def test_a_run_that_writes_is_running_although_the_scheduler_does_not_respond(
         json.dumps({"event": "node", "time": 1.0, "nodelist": "n[1-2]"})
     )
     record = read_record(folder, silent)
-    assert (record.status, record.is_over, record.step) == ("running", False, 3)
+    assert (record.status, record.is_over, record.latest.step) == ("running", False, 3)
     assert (record.detail, record.hint) == ("n[1-2]; squeue did not respond", "Check it.")
     old = time.time() - 600
     os.utime(folder.metrics, (old, old))
@@ -334,13 +335,13 @@ def test_a_run_whose_script_was_only_written_is_prepared(tmp_path: Path) -> None
 
 def test_without_metrics_the_step_is_that_of_the_checkpoint(tmp_path: Path) -> None:
     folder = make_run(tmp_path, verdict="done")
-    assert read_record(folder, lambda jobs: {}).step is None
+    assert make_overview(read_record(folder, lambda jobs: {})).step is None
     for step in (2, 3):
         (folder.checkpoints / f"step-{step:08d}").mkdir(parents=True)
         (folder.checkpoints / f"step-{step:08d}" / "complete.json").touch()
-    assert read_record(folder, lambda jobs: {}).step == 3
+    assert make_overview(read_record(folder, lambda jobs: {})).step == 3
     folder.metrics.write_text('{"step": 2, "loss": 1.5}\n')
-    assert read_record(folder, lambda jobs: {}).step == 2
+    assert make_overview(read_record(folder, lambda jobs: {})).step == 2
 
 
 def test_a_run_that_had_nothing_left_to_do_says_so(tmp_path: Path) -> None:
@@ -371,12 +372,11 @@ def test_a_run_that_slurm_forgot_keeps_its_nodes(tmp_path: Path) -> None:
         assert read_record(folder, lambda jobs, states=states: states).detail == "n[2.0-9]"
 
 
-def test_a_job_that_waits_for_another_names_its_run(tmp_path: Path) -> None:
-    make_run(tmp_path, "20260101-000000-aaaa", job="7")
+def test_a_job_that_waits_for_others_names_them(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "20260101-000001-bbbb", job="8")
     folder.events.mkdir()
     states = {"8": JobState("8", "PENDING", reason="Dependency")}
-    for after, words in ((["7"], "job 7 (20260101-000000-aaaa)"), (["5"], "job 5")):
+    for after, words in ((["7"], "job 7"), (["5", "6"], "job 5, 6")):
         (folder.events / "launch.jsonl").write_text(
             json.dumps({"event": "queued", "job": "8", "after": after}) + "\n"
         )

@@ -9,8 +9,7 @@ import pytest
 from paceline.contract.run_folder import RunFolder
 from paceline.slurm.job_states import JobState
 from paceline.watch.records import Record, read_record
-from paceline.watch.run_follower import RunMonitor, follow
-from paceline.watch.run_log import RunLog
+from paceline.watch.run_log import RunLog, RunMonitor, follow
 from tests.watch.test_records import make_run
 
 

@@ -169,25 +169,6 @@ def test_nobody_waits_for_a_controller_that_hangs_at_every_look(
     assert 4 <= len(fake.calls) <= 5
 
 
-def test_a_controller_that_hangs_is_not_asked_about_runs_that_are_over(
-    tmp_path: Path, fake: FakeSlurm
-) -> None:
-    """Not even if they have just ended, unless Slurm has not said so yet."""
-    done, failed = submitted(tmp_path, fake, ago=300), submitted(tmp_path, fake, ago=300, job="8")
-    fake.jobs = {"7": "COMPLETED", "8": "RUNNING"}
-    done.job_start("7-0").verdict.write_text("done\n")
-    put_time(done.job_start("7-0").verdict, fake.now - 10)
-    assert [each.status for each in read_records([done, failed])] == ["done", "running"]
-    fake.now, fake.problem, fake.calls = fake.now + 100, "It hangs.", []
-    for _ in range(2):
-        assert read_record(done).status == "done"
-    assert fake.calls == []
-    assert [each.status for each in read_records([done, failed])] == ["done", "unknown"]
-    assert fake.calls == ["squeue"]
-    assert read_record(done).status == "done"
-    assert fake.calls == ["squeue"]
-
-
 def test_a_job_that_is_over_is_asked_for_again_after_a_command_that_changes_the_queue(
     tmp_path: Path, fake: FakeSlurm
 ) -> None:
@@ -218,22 +199,6 @@ def test_a_slow_controller_is_asked_less_often(fake: FakeSlurm) -> None:
         query_states(["7"])
         fake.now += 1
     assert 10 <= len(fake.calls) <= 15
-
-
-def test_an_end_without_a_verdict_is_checked_twice(tmp_path: Path, fake: FakeSlurm) -> None:
-    """A job that is being requeued looks over for a moment: that answer must not count for a minute."""
-    folder = submitted(tmp_path, fake, ago=500)
-    fake.jobs = {"7": "NODE_FAIL"}
-    assert read_record(folder).status == "node failed"
-    fake.now += 3
-    fake.jobs = {"7": "PENDING"}
-    assert read_record(folder).status == "queued"
-    fake.jobs = {"7": "FAILED"}
-    fake.now += 60
-    for _ in range(20):
-        assert read_record(folder).status == "failed"
-        fake.now += 2
-    assert fake.calls == ["squeue"] * 4
 
 
 @pytest.mark.parametrize("moment", [{"7": "NODE_FAIL"}, {"7": "COMPLETED"}, {}])
@@ -405,7 +370,6 @@ def test_a_broken_or_foreign_file_is_an_empty_answer(tmp_path: Path) -> None:
     answer = Answer(
         5.0,
         {"7": JobState("7", "RUNNING", "r", "n1", "s", "1:00")},
-        frozenset({"6"}),
         {"5": (4.0, JobState("5", "FAILED", exit_code="1:0")), "4": (3.0, None)},
         2,
         "no",

@@ -15,8 +15,7 @@ from paceline.errors import PacelineError
 from paceline.slurm.job_states import WAITING
 from paceline.watch.log_file import keep_colours
 from paceline.watch.records import Record
-from paceline.watch.run_follower import RunMonitor, follow
-from paceline.watch.run_log import LogLine, RunLog
+from paceline.watch.run_log import LogLine, RunLog, RunMonitor, follow
 
 COLOURS = [f"\033[{code}m" for code in (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)]
 ERASE = "\r\033[K"

@@ -45,6 +45,14 @@ def read_tail(path: Path | str, size: int) -> bytes:
         return file.read(min(size, end))
 
 
+def read_text(path: Path | str, limit: int = MAX_RECORD) -> str:
+    """Return the text at the end of a regular file; empty if it cannot be read."""
+    try:
+        return read_tail(path, limit).decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def parse(text: str | bytes) -> Any:
     """Parse JSON. Raises ValueError for all that cannot be parsed, whatever the reason."""
     try:

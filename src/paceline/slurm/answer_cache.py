@@ -40,8 +40,6 @@ class Answer:
     asked: float = 0.0  # when squeue was called, or when it failed; 0 if it never was called
     # the user's jobs that the controller remembers
     jobs: dict[str, JobState] = field(default_factory=dict)
-    # jobs that had ended in the answer before this one, too
-    confirmed: frozenset[str] = frozenset()
     # jobs that had left the queue
     accounting: dict[str, tuple[float, JobState | None]] = field(default_factory=dict)
     strikes: int = 0  # questions in a row that failed or took long
@@ -62,9 +60,7 @@ class Answer:
             "hint": self.hint,
             "took": self.took,
         }
-        return json.dumps(
-            {**rest, "jobs": jobs, "confirmed": sorted(self.confirmed), "accounting": accounting}
-        )
+        return json.dumps({**rest, "jobs": jobs, "accounting": accounting})
 
     @classmethod
     def from_json(cls, text: str) -> Answer:
@@ -76,7 +72,6 @@ class Answer:
         return cls(
             float(table["asked"]),
             {state.id: state for state in jobs},
-            frozenset(table["confirmed"]),
             accounting,
             int(table["strikes"]),
             str(table["problem"]),

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice, pairwise
 from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from paceline.contract.files import open_without_waiting
 from paceline.contract.foreign_records import parse_objects
 from paceline.contract.run_folder import ALONE
+from paceline.watch.log_file import LogFile
 
-CHUNK = 1 << 20  # bytes
-MAX_LINE = 1 << 20  # a longer one is not ours
 LARGE = 16 << 20  # bytes; a file that is larger at first is sampled
-SAMPLES = 500  # places in a large file
-SAMPLE = 8192  # bytes to read at each of them
+SAMPLES, SAMPLE_LINES = 500, 60  # places in a large file, and lines to read there
 TAIL = 1 << 18  # bytes at the end of a large file, which are read whole
 
 
@@ -34,46 +30,25 @@ class MetricsReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.position = 0
         self.is_sampled = False
+        self._file = LogFile(path, keeps_states=True)
 
     def read_new(self) -> Iterator[dict[str, Any]]:
         """Yield the complete lines that are new. A file that has become shorter is read from its
         beginning.
         """
-        try:
-            descriptor = open_without_waiting(self.path, follow=True)
-        except OSError:
-            return
-        with open(descriptor, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < self.position:
-                self.position, self.is_sampled = 0, False
-            if self.position == 0 and size > LARGE:
-                self.is_sampled = True
-                yield from self._read_samples(file, size - TAIL)
-            file.seek(self.position)
-            rest = b""
-            while chunk := file.read(CHUNK):
-                *lines, rest = (rest + chunk).split(b"\n")
-                self.position += len(chunk)
-                yield from parse_objects(filter(None, lines))
-                if len(rest) > MAX_LINE:
-                    rest = b""
-            self.position -= len(rest)
-
-    def _read_samples(self, file: IO[bytes], end: int) -> Iterator[dict[str, Any]]:
-        """Yield lines at evenly spaced places before `end`, and continue at the first line after
-        it.
-        """
-        for number in range(SAMPLES):
-            file.seek(number * end // SAMPLES)
-            if number:
-                file.readline(MAX_LINE)  # the rest of a line
-            yield from parse_objects((file.read(SAMPLE) + file.readline(MAX_LINE)).split(b"\n"))
-        file.seek(end)
-        file.readline(MAX_LINE)
-        self.position = file.tell()
+        size = self._file.size()
+        if size < self._file.offset:
+            self._file, self.is_sampled = LogFile(self.path, keeps_states=True), False
+        if self._file.offset == 0 and size > LARGE:
+            self.is_sampled = True
+            places = [number * (size - TAIL) // SAMPLES for number in range(SAMPLES + 1)]
+            for start, end in pairwise(places):
+                lines = LogFile(self.path, start, keeps_states=True).lines(end)
+                yield from parse_objects(line for _, line in islice(lines, SAMPLE_LINES))
+            self._file = LogFile(self.path, size - TAIL, keeps_states=True)
+        # the rest of a line, where reading begins, cannot be parsed
+        yield from parse_objects(line for _, line in self._file.lines(size))
 
 
 LIMIT = 1000  # ranges of steps in a long curve, of which the lowest and the highest point are kept

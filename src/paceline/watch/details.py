@@ -1,21 +1,21 @@
-"""What a script has passed to `run.config`."""
+"""A run with everything that its folder tells."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.contract.checkpoint import checkpoint_step, find_best, find_checkpoints
-from paceline.contract.foreign_records import read_fields
+from paceline.contract.foreign_records import read_fields, read_text
 from paceline.contract.heartbeat_file import ABSENT, FINISHED, READY, RUNNING, SAVED_AND_STOPPED
 from paceline.contract.run_folder import TRIALS, AttemptFolder, RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED, read_verdict
 from paceline.spec.shell_text import cluster, quote, to_type, type_again
 from paceline.watch import origin
 from paceline.watch.failure import failure_text, read_failure, resume_command
-from paceline.watch.goodput import Goodput, Span, read_goodput
+from paceline.watch.goodput import Goodput, Span
 from paceline.watch.node_usage import (
     NodeUsage,
     newest_samples,
@@ -96,38 +96,33 @@ class JobStartDetails:
     verdict: str
 
 
-def read_attempts(record: Record, goodput: Goodput) -> list[AttemptDetails]:
+def read_attempts(record: Record) -> list[AttemptDetails]:
     """Return all attempts, oldest first. The last one of a run that was cancelled was cancelled,
     too.
     """
     reasons = _stop_reasons(record.events)
     found = []
     for attempt in record.folder.attempts():
-        spans = [span for span in goodput.timeline if span.attempt == attempt.number]
+        spans = [span for span in record.goodput.timeline if span.attempt == attempt.number]
         verdict, failure = read_verdict(attempt.verdict) or "", read_failure(attempt)
         is_last = attempt.number == record.attempts
         runs = is_last and not record.is_over and not verdict
         if is_last and record.status == CANCELLED and verdict in ("", STOPPED):
             verdict = CANCELLED
         stopped = not failure and verdict in ("", STOPPED, CANCELLED)
-        each = AttemptDetails(
-            number=attempt.number,
-            job_start=_job_start(attempt),
-            began=spans[0].began if spans else None,
-            ended=spans[-1].ended if spans and not runs else None,
-            verdict=verdict,
-            failure=_failure(attempt, failure) if failure else None,
-            reason=reasons.get(attempt.number, "") if stopped else "",
+        start = read_text(attempt.start)
+        found.append(
+            AttemptDetails(
+                number=attempt.number,
+                job_start=next(iter(start.split()), ""),
+                began=spans[0].began if spans else None,
+                ended=spans[-1].ended if spans and not runs else None,
+                verdict=verdict,
+                failure=_failure(attempt, failure) if failure else None,
+                reason=reasons.get(attempt.number, "") if stopped else "",
+            )
         )
-        found.append(each)
     return found
-
-
-def _job_start(attempt: AttemptFolder) -> str:
-    try:
-        return attempt.start.read_text(encoding="utf-8").split()[0]
-    except (OSError, ValueError, IndexError):
-        return ""
 
 
 def _stop_reasons(events: Iterable[dict[str, Any]]) -> dict[int, str]:
@@ -152,19 +147,17 @@ def _failure(attempt: AttemptFolder, failure: dict[str, Any]) -> Failure:
     return Failure(attempt.number, rank, host, failure_text(failure), where, traceback)
 
 
-def read_job_starts(
-    folder: RunFolder, goodput: Goodput, *, is_over: bool, status: str
-) -> list[JobStartDetails]:
+def read_job_starts(record: Record) -> list[JobStartDetails]:
     """Return all job starts whose agents have arrived, oldest first."""
-    found = []
-    for start in goodput.job_starts:
-        is_newest = start is goodput.job_starts[-1]
+    found, starts = [], record.goodput.job_starts
+    for start in starts:
+        is_newest = start is starts[-1]
         # The name is from an event, which may be anybody's: it must not be a path.
         known = start.name and "/" not in start.name and start.name not in (".", "..")
-        verdict = read_verdict(folder.job_start(start.name).verdict) if known else None
+        verdict = read_verdict(record.folder.job_start(start.name).verdict) if known else None
         job = "" if start.name.startswith("pid-") else start.name.rpartition("-")[0]
-        ended = None if is_newest and not is_over else start.ended
-        if is_newest and status == CANCELLED and verdict in (None, STOPPED):
+        ended = None if is_newest and not record.is_over else start.ended
+        if is_newest and record.status == CANCELLED and verdict in (None, STOPPED):
             verdict = CANCELLED
         found.append(
             JobStartDetails(start.name, job, start.nodes, start.began, ended, verdict or "")
@@ -211,55 +204,33 @@ class NodeDetails:
     samples: list[dict[str, Any]]
 
 
-def make_ranks(usage: Sequence[NodeUsage]) -> list[RankDetails]:
-    """Return the ranks of the newest job start."""
+def make_ranks(usage: Sequence[NodeUsage], record: Record) -> list[RankDetails]:
+    """Return the ranks of the newest job start, as they are now: agents take samples at intervals,
+    and none after the end of a run.
+    """
     samples = read_ranks(newest_samples(each) for each in usage)
-    slow = slow_ranks(samples)
+    slow, timeline = slow_ranks(samples), record.goodput.timeline
+    # A script without the runtime has no heartbeats, so nobody sees that its ranks have started.
+    runs = bool(timeline) and timeline[-1].kind == "running"
     found = []
     for rank, known in samples.items():
         last = known[-1]
+        state, step = STATES.get(last.state, "running"), last.step
+        if record.is_over:
+            ended = ENDED.get(record.status, "ended")
+            # One that failed may have lagged behind, as the last sample saw it.
+            if ended != "ended" or state == STARTING:
+                step = max(step, record.latest.step or 0)
+            state = ended
+        elif runs and state == STARTING:
+            state = "running"
+        pace, is_slow = last.seconds_per_step, rank in slow
         found.append(
             RankDetails(
-                rank,
-                last.host,
-                STATES.get(last.state, "running"),
-                last.step,
-                last.seconds_per_step,
-                last.waited,
-                last.age,
-                is_slow=rank in slow,
-                seen=last.time,
+                rank, last.host, state, step, pace, last.waited, last.age, is_slow, last.time
             )
         )
     return found
-
-
-def settle_ranks(
-    ranks: Sequence[RankDetails], run: Overview, goodput: Goodput
-) -> list[RankDetails]:
-    """Return the ranks as they are now: agents take samples at intervals, and none after the end of
-    a run.
-
-    A script without the runtime has no heartbeats, so nobody sees that its ranks have started.
-    """
-    if run.is_over:
-        return [_ended(rank, run) for rank in ranks]
-    runs = bool(goodput.timeline) and goodput.timeline[-1].kind == "running"
-    return [
-        replace(rank, state="running") if runs and rank.state == STARTING else rank
-        for rank in ranks
-    ]
-
-
-def _ended(rank: RankDetails, run: Overview) -> RankDetails:
-    """Return a rank at the end of its run. One that failed may have lagged behind, as the last
-    sample saw it.
-    """
-    state = ENDED.get(run.status, "ended")
-    is_behind = state != "ended" or rank.state == STARTING
-    return replace(
-        rank, state=state, step=max(rank.step, run.step or 0) if is_behind else rank.step
-    )
 
 
 def make_node(usage: NodeUsage) -> NodeDetails:
@@ -286,19 +257,6 @@ MAX_NODES = 64
 
 
 @dataclass(frozen=True)
-class GoodputDetails:
-    """Where the time went. The seconds sum to the wall time, and those of parts to their
-    category.
-    """
-
-    seconds: dict[str, float]
-    total: float
-    parts: dict[str, dict[str, float]]  # of `starting` and `training`
-    failures: int
-    seconds_between_failures: float | None
-
-
-@dataclass(frozen=True)
 class CheckpointDetails:
     step: int
     is_best: bool
@@ -318,14 +276,14 @@ class RunDetails:
     job_starts: list[JobStartDetails]
     failure: Failure | None  # of the newest attempt that failed
     timeline: list[Span]
-    goodput: GoodputDetails
+    goodput: Goodput
     nodes: list[NodeDetails]
     ranks: list[RankDetails]
     checkpoints: list[CheckpointDetails]
     commands: dict[str, str]  # what to type: repeat, resume, logs, fetch, cancel
 
     def to_json(self) -> dict[str, Any]:
-        values: dict[str, Any] = finite(asdict(self))
+        values: dict[str, Any] = finite({**asdict(self), "goodput": self.goodput.to_json()})
         return values
 
 
@@ -333,38 +291,28 @@ def read_details(record: Record) -> RunDetails:
     """Read all that a run's folder tells, except its metrics and logs."""
     folder, details = record.folder, record.details
     usage = read_node_usage(folder, max_nodes=MAX_NODES)
-    goodput = read_goodput(
-        folder, record.events, is_over=record.is_over, is_waiting=record.is_waiting
-    )
     with typed_there(folder):
         typed = type_again(details)
     found = find_checkpoints(folder.path)
-    best = find_best(found)
-    attempts = read_attempts(record, goodput)
-    overview = make_overview(record)
+    best, attempts = find_best(found), read_attempts(record)
+    steps = [checkpoint_step(path.name) for path in reversed(found)]
     return RunDetails(
-        overview=overview,
+        overview=make_overview(record),
         place=origin.place(folder.path),
         command=typed,
         config=flatten(read_config(folder)),
         settings=dict(details.get("spec") or {}),
         code=dict(details.get("code") or {}),
         attempts=attempts,
-        job_starts=read_job_starts(folder, goodput, is_over=record.is_over, status=record.status),
+        job_starts=read_job_starts(record),
         failure=next((each.failure for each in reversed(attempts) if each.failure), None),
-        timeline=goodput.timeline,
-        goodput=GoodputDetails(
-            goodput.seconds,
-            goodput.total,
-            goodput.parts,
-            goodput.failures,
-            goodput.seconds_between_failures,
-        ),
+        timeline=record.goodput.timeline,
+        goodput=record.goodput,
         nodes=[make_node(each) for each in usage],
-        ranks=settle_ranks(make_ranks(usage), overview, goodput),
+        ranks=make_ranks(usage, record),
         checkpoints=[
             CheckpointDetails(step, best is not None and best[0] == step)
-            for step in (checkpoint_step(path.name) for path in reversed(found))
+            for step in steps
             if step is not None
         ],
         commands=_commands(record),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +37,16 @@ ENDS = frozenset({"failed", "stopped", "done"})
 
 def read_events(folder: Path | str) -> list[dict[str, Any]]:
     """Return all writers' events in order of time, skipping lines truncated by a crash."""
-    found = []
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(".jsonl"))
     except OSError:
         return []
-    for name in names:
-        for line in read_objects(f"{folder}/{name}"):
-            event = keep_valid(line, EVENT_FIELDS)
-            if "time" in event and "event" in event:
-                found.append(event)
-    return sorted(found, key=lambda event: event["time"])
+    lines = chain.from_iterable(read_objects(f"{folder}/{name}") for name in names)
+    found = [keep_valid(line, EVENT_FIELDS) for line in lines]
+    return sorted(
+        (event for event in found if "time" in event and "event" in event),
+        key=lambda event: float(event["time"]),
+    )
 
 
 def had_nothing_left(events: Iterable[dict[str, Any]]) -> bool:

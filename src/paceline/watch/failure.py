@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from paceline.contract import hostlist
 from paceline.contract.checkpoint import checkpoint_step, find_checkpoints
-from paceline.contract.foreign_records import Fields, read_fields, read_tail
+from paceline.contract.foreign_records import Fields, read_fields, read_text
 from paceline.contract.process import describe_exit
 from paceline.contract.run_folder import TRIALS, AttemptFolder, RunFolder
 from paceline.contract.sweep_folder import TrialFolder
@@ -32,8 +33,7 @@ FAILURE_FIELDS: Fields = {
 AGENT_CAUSES = ("killed", "lost")  # of a node, not of a rank
 NODE_DIED = "the node died: Slurm has marked it as failed"
 MAX_LOST = 1024  # nodes in one message of srun
-# bytes of the batch log, and characters after the loss of a node
-LOG_TAIL, END_LENGTH = 65536, 4096
+LOG_TAIL = 65536  # bytes of the batch log
 MAX_MESSAGE_LINES = 4
 MAX_LINE = 300  # characters
 
@@ -59,28 +59,15 @@ def _slurm_lost(run: RunFolder, host: str) -> bool:
     """Return whether Slurm noticed that a node died, whenever the head agent lost the agent
     there.
     """
-    try:
-        log = read_tail(run.slurm_log, LOG_TAIL).decode(errors="replace")
-    except OSError:
-        return False
-    _, *ends = re.split(rf"^paceline: node {re.escape(host)} failed: ", log, flags=re.MULTILINE)
-    return bool(ends) and all(_names_dead_node(end[:END_LENGTH], host) for end in ends)
-
-
-def _names_dead_node(text: str, host: str) -> bool:
-    named = re.findall(r"^srun: error: Node failure on (\S+)$", text, re.MULTILINE)
-    if named:
-        return any(_is_listed(host, nodes) for nodes in set(named))
-    return (
-        re.search(r"^slurmstepd\S*: error: .* DUE TO NODE FAILURE", text, re.MULTILINE) is not None
-    )
-
-
-def _is_listed(host: str, nodes: str) -> bool:
-    try:
-        return host in hostlist.expand(nodes, limit=MAX_LOST)
-    except UsageError:  # the log may be anybody's
-        return False
+    log = read_text(run.slurm_log, LOG_TAIL)
+    _, lost, end = f"\n{log}".rpartition(f"\npaceline: node {host} failed: ")
+    named = re.findall(r"^srun: error: Node failure on (\S+)$", end, re.MULTILINE)
+    if not lost or not named:
+        died = re.search(r"^slurmstepd\S*: error: .* DUE TO NODE FAILURE", end, re.MULTILINE)
+        return bool(lost) and died is not None
+    with suppress(UsageError):  # the log may be anybody's
+        return any(host in hostlist.expand(nodes, limit=MAX_LOST) for nodes in named)
+    return False
 
 
 def failure_text(failure: dict[str, Any]) -> str:

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.foreign_records import parse_objects, read_tail
+from paceline.contract.foreign_records import read_objects
 from paceline.contract.run_folder import ALONE
 from paceline.spec.quantities import show_seconds
 
@@ -43,20 +42,9 @@ class Latest:
     rate_unit: str = ""
     points: tuple[Point, ...] = ()  # its last lines, for the pace
 
-    def since(self, began: float) -> Logged:
-        """Return what was logged since then, such as by the newest attempt."""
-        return Logged([point for point in self.points if point[0] >= began])
-
-
-@dataclass(frozen=True)
-class Logged:
-    """Some of the last lines."""
-
-    points: Sequence[Point]
-
-    @property
-    def step(self) -> int | None:
-        return int(self.points[-1][1]) if self.points else None
+    def since(self, began: float) -> Latest:
+        """Return the same with the lines since then alone, such as those of the newest attempt."""
+        return replace(self, points=tuple(point for point in self.points if point[0] >= began))
 
     @property
     def pace(self) -> float | None:
@@ -96,8 +84,7 @@ def read_latest(metrics: Path | str, *, with_pace: bool = True) -> Latest:
     if not any(map(_loss_name, records)) or not any(_rate(each)[1] for each in records):
         records = read_end(metrics)  # an evaluation may have logged last, or rank 0 alone
     last = _merge(records)
-    loss_name = _loss_name(last)
-    rate, unit = _rate(last)
+    loss_name, (rate, unit) = _loss_name(last), _rate(last)
     points = [point for record in records if (point := _point(record))]
     steps = [step for record in records if (step := as_number(record.get("step"))) is not None]
     return Latest(
@@ -116,12 +103,9 @@ def read_end(metrics: Path | str, size: int = TAIL) -> list[dict[str, Any]]:
 
     After a failure, rank 0 has written its own numbers of the last steps: these are not the run's.
     """
-    lines: list[bytes] = []
-    with suppress(OSError):
-        lines = read_tail(metrics, size).splitlines()
     return [
         {name: record.get(name) for name in ("step", "time")} if ALONE in record else record
-        for record in parse_objects(lines)
+        for record in read_objects(metrics, limit=size)
     ]
 
 
@@ -179,19 +163,16 @@ def describe_throughput(metrics: Path) -> str:
     steps already.
     """
     newest = {name: as_number(value) for name, value in read_last_values(metrics).items()}
-    parts = []
-    for name, unit in reversed(RATES.items()):
-        if (rate := newest.get(name)) is not None:
-            parts.append(f"{short_number(rate)} {unit}")
-    if (seconds := newest.get("seconds")) is not None:
-        parts.append(f"{show_step(seconds)} per step")
-    if (wait := newest.get("data_wait")) is not None:
-        parts.append(f"{wait:.0%} waiting for data")
-    if (mfu := newest.get("mfu")) is not None:
-        parts.append(f"{mfu:.1%} MFU")
-    if (memory := newest.get("peak_memory")) is not None:
-        parts.append(f"{memory:.3g} GB at most")
-    return " · ".join(parts)
+    words: dict[str, Callable[[float], str]] = {
+        "samples_per_second": lambda rate: f"{short_number(rate)} samples/s",
+        "tokens_per_second": lambda rate: f"{short_number(rate)} tokens/s",
+        "seconds": lambda seconds: f"{show_step(seconds)} per step",
+        "data_wait": lambda share: f"{share:.0%} waiting for data",
+        "mfu": lambda share: f"{share:.1%} MFU",
+        "peak_memory": lambda memory: f"{memory:.3g} GB at most",
+    }
+    known = ((show, newest.get(name)) for name, show in words.items())
+    return " · ".join(show(value) for show, value in known if value is not None)
 
 
 def read_data_wait(metrics: Path, *, since: float, min_seconds: float) -> float | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from paceline.contract.files import open_without_waiting
-from paceline.contract.foreign_records import read_bounded
+from paceline.contract.foreign_records import read_text
 from paceline.contract.run_folder import MARK_SIZE, parse_mark, times_path
 
 # Colours, and all that acts on a terminal otherwise.
@@ -65,10 +65,7 @@ def skipped_path(log: Path) -> Path:
 
 def skipped_bytes(log: Path) -> int:
     """Return how many bytes at the beginning of a log are not here, but a hole of that size."""
-    try:
-        return int(read_bounded(skipped_path(log), 100))
-    except (OSError, ValueError):
-        return 0
+    return int(read_text(skipped_path(log), 100) or 0)
 
 
 class LogFile:

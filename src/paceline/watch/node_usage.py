@@ -11,7 +11,13 @@ from statistics import fmean, median
 from typing import Any
 
 from paceline.contract.files import open_without_waiting
-from paceline.contract.foreign_records import NUMBER, Fields, keep_valid, parse_objects, read_tail
+from paceline.contract.foreign_records import (
+    NUMBER,
+    Fields,
+    keep_valid,
+    parse_objects,
+    read_objects,
+)
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.contract.run_folder import RunFolder
 
@@ -31,15 +37,16 @@ class NodeUsage:
         return str(self.details.get("host", "?"))
 
     def mean(self, key: str) -> float | None:
-        found = self._numbers(self.samples, key)
+        found = self._numbers(key)
         return fmean(found) if found else None
 
     def peak(self, key: str) -> float | None:
-        return max(self._numbers(self.samples, key), default=None)
+        return max(self._numbers(key), default=None)
 
-    @staticmethod
-    def _numbers(lines: Iterable[dict[str, Any]], key: str) -> list[float]:
-        return [line[key] for line in lines if _is_number(line.get(key))]
+    def _numbers(self, key: str) -> list[float]:
+        values = (line.get(key) for line in self.samples)
+        # not NaN either
+        return [value for value in values if isinstance(value, NUMBER) and abs(value) < 1e18]
 
 
 def read_node_usage(folder: RunFolder, *, max_nodes: int | None = None) -> list[NodeUsage]:
@@ -64,10 +71,6 @@ def _read(node: int, path: Path) -> NodeUsage:
     headers = [line for line in found if "host" in line]
     details = headers[-1] if headers else {}
     return NodeUsage(node, details, [line for line in found if "host" not in line])
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, NUMBER) and abs(value) < 1e18  # not NaN either
 
 
 RECENT = 40  # samples of a node
@@ -141,10 +144,7 @@ def read_first_rank(folder: RunFolder) -> RankSample | None:
     """Return how far rank 0 of a live run is, as its agent saw it last. Reads only the end of the
     samples.
     """
-    lines: list[bytes] = []
-    with suppress(OSError):
-        lines = read_tail(folder.node_metrics(0), TAIL).splitlines()
-    samples = [clean_sample(line) for line in parse_objects(lines)]
+    samples = map(clean_sample, read_objects(folder.node_metrics(0), limit=TAIL))
     usage = NodeUsage(0, {}, [sample for sample in samples if "time" in sample])
     return next(reversed(read_ranks([usage]).get(0, [])), None)
 

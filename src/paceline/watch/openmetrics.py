@@ -6,7 +6,6 @@ which reads the older format, understands the same text.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from paceline.watch.details import RunDetails
 
 MAX_METRICS = 500  # of a run
 MAX_LABEL = 200  # characters
+SPECIAL = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
 # Each metric, after `paceline_run_`: its kind, unit and help. All samples of one stand together.
 METRICS = {
     "info": ("gauge", "", "What a run is. The value is always 1."),
@@ -41,7 +41,7 @@ def write_openmetrics(runs: Iterable[tuple[RunDetails, Mapping[str, Any]]]) -> s
             if value is not None:
                 named = {"run": details.overview.key, **labels}
                 text = ",".join(f'{label}="{_escape(str(each))}"' for label, each in named.items())
-                samples[name].append(f"{{{text}}} {_number(float(value))}")
+                samples[name].append(f"{{{text}}} {SPECIAL.get(repr(value), repr(value))}")
     lines = []
     for name, (kind, unit, about) in METRICS.items():
         metric = f"paceline_run_{name}"
@@ -78,11 +78,3 @@ def _samples(
 def _escape(label: str) -> str:
     kept = (each if each.isprintable() or each == "\n" else "\ufffd" for each in label[:MAX_LABEL])
     return "".join(kept).replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-
-
-def _number(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return repr(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)

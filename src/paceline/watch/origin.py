@@ -72,26 +72,25 @@ def now() -> float:
     if _shown is None:
         return time.time()
     news = _shown.news()
-    return float(news["there"]) + (0.0 if _problem(news) else time.time() - news["here"])
+    return float(news["there"]) + (0.0 if _problem() else time.time() - news["here"])
 
 
 def age() -> float:
     """Return for how long nothing new has come, in seconds; 0 if it does."""
-    news = {} if _shown is None else _shown.news()
-    return max(0.0, time.time() - news["here"]) if news and _problem(news) else 0.0
+    return max(0.0, time.time() - _shown.news()["here"]) if _shown and _problem() else 0.0
 
 
 def status() -> str:
     """Return why nothing new comes, in one line; empty if it does."""
-    if _shown is None or not (problem := _problem(news := _shown.news())):
+    problem = _problem()
+    if _shown is None or not problem:
         return ""
-    moment = show_moment(news["here"])
-    return f"{problem}; showing data received until {moment}"
+    return f"{problem}; showing data received until {show_moment(_shown.news()['here'])}"
 
 
 def clock() -> dict[str, float | bool]:
     """Return the clock of whoever writes the runs, for a page to count by; it may stand still."""
-    return {"now": now(), "runs": not status()}
+    return {"now": now(), "runs": not _problem()}
 
 
 def place(path: Path | str) -> str:
@@ -149,7 +148,10 @@ def _local_time(cell: str | float) -> str:
     return time.strftime(TIME_FORMAT, time.localtime(cell))
 
 
-def _problem(news: dict[str, Any]) -> str:
-    assert _shown is not None
+def _problem() -> str:
+    """Return why nothing new comes from the cluster that is shown; empty if it does."""
+    if _shown is None:
+        return ""
+    news = _shown.news()
     is_fresh = 0 <= time.time() - news["here"] < FRESH
     return str(news["problem"]) or ("" if is_fresh else f"no news from {_shown.cluster}")

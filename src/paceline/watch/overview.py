@@ -5,18 +5,19 @@ its agent saw.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.contract.checkpoint import checkpoint_step, find_checkpoints
 from paceline.contract.run_folder import TRIALS, RunFolder
 from paceline.spec.quantities import show_seconds
 from paceline.watch import origin
 from paceline.watch.events import ENDS
-from paceline.watch.goodput import last_output, read_goodput
-from paceline.watch.latest import Latest, as_number
-from paceline.watch.node_usage import RankSample, read_first_rank
+from paceline.watch.goodput import last_output
+from paceline.watch.latest import as_number
+from paceline.watch.node_usage import read_first_rank
 from paceline.watch.reasons import expected_start
 from paceline.watch.records import QueryStates, Record, read_records
 from paceline.watch.scheduler import query_states
@@ -27,8 +28,8 @@ STALLED_STEPS = 20  # and as many steps as would have fit in
 FRESH = 120.0  # seconds; older samples of a node say nothing about now
 # seconds and steps without a heartbeat: it evaluates, nobody knows for how long
 PAUSED, PAUSED_STEPS = 5.0, 10
-LONGEST = 1e9  # seconds; nobody waits for longer
 UNSEEN, UNSEEN_LINES = 30.0, 3  # the same for lines, which a file server may show late
+LONGEST = 1e9  # seconds; nobody waits for longer
 
 
 @dataclass(frozen=True)
@@ -38,111 +39,62 @@ class Attempt:
     began: float = 0.0
     step: int | None = None
     is_training: bool = True  # as far as anybody knows; or else it starts, or has ended
+    total_steps: int | None = None  # of the whole run, as far as its loops tell
 
 
 def find_attempt(events: Iterable[dict[str, Any]]) -> Attempt:
     """Return the newest attempt that has trained, and whether it still does."""
     found = Attempt()
     for event in events:
-        name = event["event"]
-        if name == "training":
-            found = Attempt(float(event["time"]), event.get("step"))
-        elif (
-            name in ENDS
-            or name == "session_end"
-            or (name in ("node", "launch") and _is_of_rank_0(event))
-        ):
-            found = Attempt(found.began, found.step, is_training=False)
+        name, is_first = event["event"], event.get("index", 0) == 0 and 0 in event.get("ranks", [0])
+        if name == "training":  # it may not know how many steps the last one knew
+            found = Attempt(float(event["time"]), event.get("step"), total_steps=event.get("steps"))
+        elif name == "total_steps":
+            found = replace(found, total_steps=event.get("steps"))
+        elif name in ENDS or name == "session_end" or (name in ("node", "launch") and is_first):
+            found = replace(found, is_training=False)
     return found
 
 
-def _is_of_rank_0(event: dict[str, Any]) -> bool:
-    return event.get("index", 0) == 0 and 0 in event.get("ranks", [0])
-
-
-def read_total_steps(events: Iterable[dict[str, Any]]) -> int | None:
-    """Return how many steps the newest attempt will have in all, as far as its loops tell."""
-    total = None
-    for event in events:
-        if event["event"] in ("training", "total_steps"):
-            total = event.get("steps")  # a new attempt may not know what the last one knew
-    return total if isinstance(total, int) else None
-
-
+@dataclass(frozen=True)
 class Progress:
-    """How far a running run is. `seen` is rank 0, as its agent saw it last; `now` is the time
-    there.
-    """
+    """How far a running run is."""
 
-    def __init__(
-        self, latest: Latest, attempt: Attempt, seen: RankSample | None, now: float
-    ) -> None:
-        is_current = seen is not None and seen.step > 0 and seen.time >= attempt.began
-        self._attempt, self._latest = attempt, latest
-        self._seen = seen if is_current else None
-        self._logged = latest.since(attempt.began)
-        self._now = now
+    step: int | None
+    pause: float = 0.0  # for how long it has made no step, if that is unusually long
+    seconds_left: float | None = None  # None if nobody knows: it starts, evaluates or hangs
 
-    @property
-    def step(self) -> int | None:
-        """The newest step of this attempt that anybody knows of: the last one may have got
-        further.
-        """
-        known = [self._attempt.step, self._logged.step, self._seen.step if self._seen else None]
-        steps = [step for step in known if step is not None]
-        return max(steps) if steps else self._latest.step
 
-    @property
-    def pause(self) -> float:
-        """For how long it has made no step, if that is unusually long; else 0, and while it
-        starts.
-        """
-        if not self._attempt.is_training:
-            return 0.0
-        limit = SILENT if self._fresh is None else STALLED
-        pause = self._quiet()
-        return pause if pause > max(limit, STALLED_STEPS * self._pace) else 0.0
-
-    def seconds_left(self, total: int | None) -> float | None:
-        """Return how long it will still train, at the pace of this attempt.
-
-        None if nobody knows: while it starts, evaluates or hangs, or if its numbers make no sense.
-        """
-        step, pace = self.step, self._logged.pace
-        if total is None or step is None or pace is None or not self._attempt.is_training:
-            return None
-        if (self._logged.step or 0) <= (self._attempt.step or 0) + 1 and len(
-            self._logged.points
-        ) < 2:
-            return None  # the first step takes longer than others
-        if self._fresh is not None and (self._fresh.age or 0.0) > max(PAUSED, PAUSED_STEPS * pace):
-            return None
-        quiet, interval = self._quiet(), max(pace, self._logged.interval)
-        if quiet > max(UNSEEN, PAUSED_STEPS * pace, UNSEEN_LINES * interval):
-            return None
-        left = max(0.0, (total - step) * pace - min(quiet, interval))
-        return left if left < LONGEST else None
-
-    @property
-    def _pace(self) -> float:
-        return self._logged.pace or (self._seen.seconds_per_step if self._seen is not None else 0.0)
-
-    @property
-    def _fresh(self) -> RankSample | None:
-        """What its agent saw a moment ago."""
-        seen = self._seen
-        return (
-            seen
-            if seen is not None and seen.age is not None and self._now - seen.time < FRESH
-            else None
-        )
-
-    def _quiet(self) -> float:
-        """Return the seconds since its last step that anybody knows of; 0 without any."""
-        known = [each for each in (self._latest.time, self._attempt.began) if each]
-        if self._fresh is not None:
-            known.append(self._fresh.time - (self._fresh.age or 0.0))
-        return max(0.0, self._now - max(known)) if known else 0.0
+def read_progress(record: Record, attempt: Attempt) -> Progress:
+    """Return how far a run is: by what it logged, its events, and what its agent saw of rank 0."""
+    now, latest, total = origin.now(), record.latest, attempt.total_steps
+    logged = latest.since(attempt.began)
+    seen = read_first_rank(record.folder)
+    if seen is not None and (seen.step <= 0 or seen.time < attempt.began):
+        seen = None
+    # the last one may have got further
+    last = int(logged.points[-1][1]) if logged.points else None
+    known = [attempt.step, last, seen.step if seen else None]
+    step = max((each for each in known if each is not None), default=latest.step)
+    if not attempt.is_training:
+        return Progress(step)
+    age = seen.age if seen is not None and now - seen.time < FRESH else None  # of its heartbeat
+    moments = [latest.time or 0.0, attempt.began]
+    if seen is not None and age is not None:
+        moments.append(seen.time - age)
+    quiet = max(0.0, now - max(moments)) if any(moments) else 0.0
+    pace = logged.pace or (seen.seconds_per_step if seen is not None else 0.0)
+    limit = SILENT if age is None else STALLED
+    pause = quiet if quiet > max(limit, STALLED_STEPS * pace) else 0.0
+    is_first_step = (last or 0) <= (attempt.step or 0) + 1 and len(logged.points) < 2
+    if total is None or step is None or logged.pace is None or is_first_step:  # it takes longer
+        return Progress(step, pause)
+    interval = max(pace, logged.interval)
+    evaluates = age is not None and age > max(PAUSED, PAUSED_STEPS * pace)
+    if evaluates or quiet > max(UNSEEN, PAUSED_STEPS * pace, UNSEEN_LINES * interval):
+        return Progress(step, pause)
+    left = max(0.0, (total - step) * pace - min(quiet, interval))
+    return Progress(step, pause, left if left < LONGEST else None)
 
 
 @dataclass(frozen=True)
@@ -189,19 +141,18 @@ class Overview:
 
 def make_overview(record: Record) -> Overview:
     """Return the row of a run. Reads the end of its metrics, and its events."""
-    details, folder = record.details, record.folder
-    latest = record.latest
-    events = record.events
-    total = read_total_steps(events)
-    is_running = record.status == "running" and not record.is_over
+    details, folder, latest = record.details, record.folder, record.latest
+    attempt, now = find_attempt(record.events), origin.now()
     # Its files tell how far it is, also while Slurm does not answer.
-    may_run = is_running or (record.status == "unknown" and not record.is_over)
-    now = origin.now()
-    progress = (
-        Progress(latest, find_attempt(events), read_first_rank(folder), now) if may_run else None
-    )
-    pause = progress.pause if progress and is_running else 0.0
-    step = progress.step if progress else latest.step
+    may_run = record.status in ("running", "unknown") and not record.is_over
+    progress = read_progress(record, attempt) if may_run else Progress(latest.step)
+    step, saved = progress.step, find_checkpoints(folder.path) if latest.step is None else []
+    if step is None and saved:
+        step = checkpoint_step(saved[0].name)
+    pause = ""
+    # it may print meanwhile, such as in an evaluation
+    if record.status == "running" and progress.pause and now - last_output(folder) >= STALLED:
+        pause = f"no step for {show_seconds(round(progress.pause))}"
     is_trial = folder.path.parent.name == TRIALS
     return Overview(
         run_id=record.run_id,
@@ -220,34 +171,23 @@ def make_overview(record: Record) -> Overview:
         attempts=record.attempts,
         created=as_number(details.get("created")),
         updated=latest.time,
-        step=record.step if step is None else step,
-        total_steps=total,
-        seconds_left=progress.seconds_left(total) if progress else None,
+        step=step,
+        total_steps=attempt.total_steps,
+        seconds_left=progress.seconds_left,
         loss=latest.loss,
         loss_name=latest.loss_name,
         rate=None if record.is_waiting else latest.rate,
         rate_unit="" if record.is_waiting else latest.rate_unit,
-        goodput=_goodput(record, events),
+        goodput=_goodput(record),
         starts=expected_start(record.state, now) if record.state and record.is_waiting else None,
-        detail="; ".join(filter(None, (record.detail, _describe_pause(folder, pause)))),
+        detail="; ".join(filter(None, (record.detail, pause))),
         hint=record.hint,
         request=str(details.get("request", "")),
     )
 
 
-def _describe_pause(folder: RunFolder, pause: float) -> str:
-    """Say for how long a run has made no step, unless it prints meanwhile, such as in an
-    evaluation.
-    """
-    if not pause or origin.now() - last_output(folder) < STALLED:
-        return ""
-    return f"no step for {show_seconds(round(pause))}"
-
-
-def _goodput(record: Record, events: Sequence[dict[str, Any]]) -> float | None:
-    shares = read_goodput(
-        record.folder, events, is_over=record.is_over, is_waiting=record.is_waiting
-    )
+def _goodput(record: Record) -> float | None:
+    shares = record.goodput
     if shares.total <= shares.seconds["queued"]:
         return None  # it has never started
     if shares.seconds["running"] and not shares.seconds["training"]:

@@ -102,7 +102,11 @@ class PeriodReader:
         """
         for event in events:
             before, time = self._last, float(event["time"])
-            if event["event"] not in ARRIVALS or not self._is_ahead(event):
+            # Until the head agent of a job start arrives, the run does what it did before.
+            known = self.job_starts[-1].name if self.job_starts else None
+            is_other = event["event"] == "unreachable" or event.get("index", 0) != 0
+            is_ahead = is_other and event.get("job_start", known) != known
+            if event["event"] not in ARRIVALS or not is_ahead:
                 self._last = max(before, time)
             self._take(event, event["event"], time, before)
         if (log := self._current.log) is not None:
@@ -111,23 +115,17 @@ class PeriodReader:
         if self.job_starts and self.periods and self.periods[-1].kind != "queued":
             self.job_starts[-1].ended = max(self.job_starts[-1].ended, self.periods[-1].ended)
 
-    def _is_ahead(self, event: Mapping[str, Any]) -> bool:
-        """Whether the agent of another node has arrived before the head agent of the same job
-        start.
-
-        Until that one arrives, the run still does what it did before.
-        """
-        name, known = event["event"], self.job_starts[-1].name if self.job_starts else None
-        is_other = name == "unreachable" or event.get("index", 0) != 0
-        return bool(is_other and event.get("job_start", known) != known)
-
     def _take(self, event: Mapping[str, Any], name: str, time: float, before: float) -> None:
         phase, log = self._current.kind, self._current.log
         if name in QUEUED:
             self._close(before)
             self._enter("queued", time)
         elif name == "requeued":
-            self._requeue(phase, before)
+            if phase not in ("", "queued"):  # it has not started again yet
+                self.failures += phase in ACTIVE
+                for start in self.job_starts[-1:]:
+                    start.ended = max(start.ended, before)
+                self._enter("queued", before)
         elif name in ("node", "started"):
             if event.get("index", 0) == 0:
                 self._start(event, time, before)
@@ -167,14 +165,6 @@ class PeriodReader:
         else:
             self.failures += phase in ACTIVE and name == known
         self._enter("starting", time, part="agents")
-
-    def _requeue(self, phase: str, before: float) -> None:
-        """The job is back in the queue, and has not started again yet."""
-        if phase not in ("", "queued"):
-            self.failures += phase in ACTIVE
-            for start in self.job_starts[-1:]:
-                start.ended = max(start.ended, before)
-            self._enter("queued", before)
 
     def _start_ranks(self, event: Mapping[str, Any], name: str, time: float) -> None:
         number = event.get("attempt", len(self.attempts) + 1)

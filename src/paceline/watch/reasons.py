@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import re
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from paceline.contract.checkpoint import checkpoint_step, find_checkpoints
-from paceline.contract.foreign_records import read_bounded
-from paceline.contract.run_folder import SAVES_FIRST, RunFolder
-from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED
+from paceline.contract.foreign_records import read_text
+from paceline.contract.run_folder import SAVES_FIRST
+from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED, STOPPED
 from paceline.errors import in_one_line
-from paceline.slurm import commands as slurm
 from paceline.slurm.commands import awaited_jobs
 from paceline.slurm.job_states import WAITING, JobState
 from paceline.spec.file_owner import is_own_folder
+from paceline.spec.quantities import show_seconds
 from paceline.watch import origin
 from paceline.watch.events import had_nothing_left
 from paceline.watch.failure import describe_failure, submit_again
 from paceline.watch.run_status import LOST, TIMED_OUT, killed_shell, newest_verdict, unsaved_state
-from paceline.watch.silence import describe_silence
 
 if TYPE_CHECKING:
     from paceline.watch.records import Record
 
-# newest runs of an experiment among which the one is looked for that another waits for
-MAX_OTHERS = 100
+CRASH = "this can happen when the controller crashes"
 BY_YOU = "by you"  # after the status: cancelled by you
 TIME_LIMIT = "time limit reached"
 TIME_LIMIT_CAUSE = "time limit"  # how agents name it
@@ -36,35 +33,37 @@ def describe_reason(record: Record) -> str:
     """Return why the run waits, where it runs, why it failed or had nothing to do, or why Slurm
     did not requeue it.
     """
+    state = record.state
     if record.no_answer is not None and record.status == "unknown":
         return record.no_answer.message.rstrip(".")
     if record.status == "running" and record.folder.cancelled.exists():
         return "cancelled: it saves and stops" if saves_first(record) else "cancelled: it is ending"
-    if record.state is not None and (silence := record.silence) is not None:
-        verdict, nodes = newest_verdict(record.folder), record.state.nodes
-        return describe_silence(
-            silence, nodes=nodes, verdict=verdict, remedy=record.restart_command
+    if state is not None and (seconds := record.seconds_lifeless) is not None:
+        verdict, cause = (
+            newest_verdict(record.folder),
+            "a node may have restarted without Slurm noticing",
         )
-    if killed := killed_shell(record.folder, record.state):
+        if verdict in (DONE, FAILED):
+            cause = f"it is {verdict}, but Slurm has not noticed"
+        silent = f"no sign of life from {state.nodes} for {show_seconds(seconds)}"
+        return f"{silent}: {cause}; use {record.restart_command}"
+    if killed := killed_shell(record.folder, state):
         return killed
     if problem := record.requeue_problem:
         return f"not requeued: {problem}"
     if record.status == LOST and record.job is not None:
-        why = "this can happen when the controller crashes"
-        return f"Slurm forgot job {record.job} ({why}); use `{submit_again(record.folder)}`"
+        return f"Slurm forgot job {record.job} ({CRASH}); use `{submit_again(record.folder)}`"
     if record.is_over and (why := _describe_end(record)):
         return why
-    if record.state is None:
+    if state is None:
         problem = record.no_answer.message.rstrip(".") if record.no_answer is not None else ""
         host = str(record.details.get("host", "")) if record.job is None else _last_nodes(record)
         return "; ".join(filter(None, (host, problem)))
-    if record.state.reason.startswith("Dependency"):
-        return _dependency(record, record.state)
-    return (
-        _waits_for(record, record.state)
-        if record.state.phase == WAITING
-        else record.state.nodes or _last_nodes(record)
-    )
+    if state.reason.startswith("Dependency"):
+        return _dependency(record, state)
+    if state.phase == WAITING:
+        return _waits_for(record, state)
+    return state.nodes or _last_nodes(record)
 
 
 def _describe_end(record: Record) -> str:
@@ -87,43 +86,28 @@ def _last_nodes(record: Record) -> str:
     """Return the nodes of the newest job start, as its agents know them: Slurm forgets jobs that
     are over.
     """
-    names = [
-        event["nodelist"]
-        for event in record.events
-        if event["event"] == "node" and event.get("nodelist")
-    ]
-    return names[-1] if names else ""
+    lists = (event.get("nodelist") for event in record.events if event["event"] == "node")
+    return next(reversed(list(filter(None, lists))), "")
 
 
 def _waits_for(record: Record, state: JobState) -> str:
     """Return why a job waits, and until when. One that Slurm holds waits for a person."""
     job, now = record.details.get("spec", {}).get("job"), origin.now()
-    words = explain_reason(
-        state.reason, gpus=isinstance(job, dict) and bool(job.get("gpus_per_node"))
-    )
+    gpus = isinstance(job, dict) and bool(job.get("gpus_per_node"))
+    words = explain_reason(state.reason, gpus=gpus)
     if re.search("held|hold", state.reason, re.IGNORECASE):
-        by_admin = "admin" in state.reason.lower()
-        remedy = (
-            "only an administrator can release it"
-            if by_admin
-            else f"use `scontrol release {record.job}`"
-        )
-        return f"{words}; {remedy}"
+        if "admin" in state.reason.lower():
+            return f"{words}; only an administrator can release it"
+        return f"{words}; use `scontrol release {record.job}`"
     if state.reason == "BeginTime" and (record.attempts or record.folder.requeues.exists()):
         words += " (Slurm delays a requeued job)"
     start = expected_start(state, now)
-    return "; ".join(
-        filter(None, (words, f"expected to start {show_start(start, now)}" if start else ""))
-    )
+    return f"{words}; expected to start {show_start(start, now)}" if start else words
 
 
 def saves_first(record: Record) -> bool:
     """Whether a run that was cancelled was asked to save first, as local runs always are."""
-    if record.job is None:
-        return True
-    with suppress(OSError, ValueError):
-        return SAVES_FIRST in read_bounded(record.folder.cancelled, 100).decode()
-    return False
+    return record.job is None or SAVES_FIRST in read_text(record.folder.cancelled, 100)
 
 
 def _reached_time_limit(record: Record) -> bool:
@@ -142,22 +126,9 @@ def _reached_time_limit(record: Record) -> bool:
 
 def _dependency(record: Record, state: JobState) -> str:
     jobs = ", ".join(awaited_jobs(record.folder, state.id))
-    if not jobs:
-        return state.reason
-    if state.reason == "Dependency":
-        return f"waits for job {jobs}{_name_runs(record, jobs)}"
-    return f"job {jobs} did not succeed ({state.reason})"
-
-
-def _name_runs(record: Record, jobs: str) -> str:
-    """Return which runs of the same experiment have these jobs; empty if none has."""
-    try:
-        paths = sorted(record.folder.path.parent.iterdir())[-MAX_OTHERS:]
-    except OSError:
-        return ""
-    wanted = set(jobs.split(", "))
-    names = [path.name for path in paths if slurm.read_job_id(RunFolder(path)) in wanted]
-    return f" ({', '.join(names)})" if names else ""
+    if jobs and state.reason == "Dependency":
+        return f"waits for job {jobs}"
+    return f"job {jobs} did not succeed ({state.reason})" if jobs else state.reason
 
 
 # Slurm's reason -> what it means. {what} is what the job needs: GPUs or nodes.
@@ -241,21 +212,17 @@ def _explain_limit(reason: str) -> str:
     thing = _THINGS.get(match["what"]) if match else None
     if match is None or thing is None:
         return ""
-    who, jobs = "your account" if match["who"] == "Assoc" else "its QOS", "your jobs"
+    who, each = "your account" if match["who"] == "Assoc" else "its QOS", match["each"] or "User"
     if match["minutes"]:
         thing = f"{thing.removesuffix('s')} time"
     if match["kind"] == "Min":
         return f"requests fewer {thing} than {who} requires"
-    if match["each"] in ("Job", "Node"):
-        return f"requests more {thing} than {who} allows per {match['each'].lower()}"
+    if each in ("Job", "Node"):
+        return f"requests more {thing} than {who} allows per {each.lower()}"
     if match["kind"] == "Grp":
         return f"{who} has reached its limit of {thing}"
-    if match["each"] == "Account":
-        jobs = "your account's jobs"
-    return (
-        f"{jobs} have reached the limit of {thing} that {who} sets per "
-        f"{(match['each'] or 'User').lower()}"
-    )
+    jobs = "your account's jobs" if each == "Account" else "your jobs"
+    return f"{jobs} have reached the limit of {thing} that {who} sets per {each.lower()}"
 
 
 def expected_start(state: JobState, now: float) -> float | None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.checkpoint import checkpoint_step, find_checkpoints
 from paceline.contract.claims import Holder, find_holder
-from paceline.contract.foreign_records import NUMBER, Fields, read_bounded, read_fields
+from paceline.contract.foreign_records import NUMBER, Fields, read_fields, read_text
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED, read_verdict
 from paceline.errors import ClusterError
@@ -21,31 +20,35 @@ from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import ENDED, WAITING, JobState
 from paceline.spec.run_path import is_fetched, list_folders, requeues_itself
 from paceline.spec.shell_text import cluster, meant_for, quote
-from paceline.watch import origin
 from paceline.watch.events import read_events
 from paceline.watch.failure import submit_again
+from paceline.watch.goodput import Goodput, read_goodput
 from paceline.watch.latest import Latest, read_latest
-from paceline.watch.reasons import describe_reason, saves_first
-from paceline.watch.run_status import LOST, OVER, find_status, newest_verdict
-from paceline.watch.scheduler import Evidence, query_states, read_evidence
-from paceline.watch.silence import SILENCE_HINT, seconds_run, seconds_silent, shows_life
+from paceline.watch.reasons import CRASH, describe_reason, saves_first
+from paceline.watch.run_status import (
+    LIFELESS_HINT,
+    LOST,
+    OVER,
+    find_status,
+    newest_verdict,
+    seconds_lifeless,
+    shows_life,
+)
+from paceline.watch.scheduler import query_states, read_evidence
 
 
 @dataclass(frozen=True)
 class Record:
-    """A run as `paceline ps` shows it."""
+    """A run as `paceline ps` shows it. What else its folder holds is read when it is asked for."""
 
     folder: RunFolder
     details: dict[str, Any]  # run.json
     status: str
     job: str | None
     state: JobState | None
-    attempts: int
-    step: int | None
     # why Slurm could not be asked, unless the run folder says enough
     no_answer: ClusterError | None = None
     holder: Holder | None = None  # the job start that has the run folder, or had it last
-    newest: Latest | None = None  # what it logged last, if that has been read
 
     @property
     def run_id(self) -> str:
@@ -56,15 +59,26 @@ class Record:
         """The status after the run's name: "is running", "has failed"."""
         return "has failed" if self.status == FAILED else f"is {self.status}"
 
-    @property
+    @cached_property
+    def attempts(self) -> int:
+        return len(self.folder.attempt_numbers())
+
+    @cached_property
     def latest(self) -> Latest:
         """What the run logged last, and its pace unless it is over."""
-        return self.newest or read_latest(self.folder.metrics, with_pace=not self.is_over)
+        return read_latest(f"{self.folder.path}/metrics.jsonl", with_pace=not self.is_over)
 
     @cached_property
     def events(self) -> list[dict[str, Any]]:
         """What happened in the run, in order of time."""
         return read_events(f"{self.folder.path}/events")
+
+    @cached_property
+    def goodput(self) -> Goodput:
+        """Where its time went so far."""
+        return read_goodput(
+            self.folder, self.events, is_over=self.is_over, is_waiting=self.is_waiting
+        )
 
     @property
     def is_over(self) -> bool:
@@ -80,22 +94,16 @@ class Record:
     @property
     def requeue_problem(self) -> str:
         """Why a run that is over did not go back into the queue; empty if it was not meant to."""
-        if not self.is_over or self.status in (DONE, "cancelled"):
-            return ""
         holder = find_holder(self.folder)
-        if holder is None:
+        if not self.is_over or self.status in (DONE, "cancelled") or holder is None:
             return ""
-        with suppress(OSError, ValueError):
-            return read_bounded(holder.job_start.requeue_failed, 10_000).decode().strip()
-        wanted = (
-            holder.job_start.requeue.exists() and read_verdict(holder.job_start.verdict) == STOPPED
-        )
-        if wanted and self.state is not None and self.state.state == "FAILED":
-            return (
-                "Slurm forgot it (this can happen when the controller crashes); use "
-                f"`{submit_again(self.folder)}`"
-            )
-        return ""
+        start = holder.job_start
+        if problem := read_text(start.requeue_failed, 10_000).strip():
+            return problem
+        wanted = start.requeue.exists() and read_verdict(start.verdict) == STOPPED
+        if not wanted or self.state is None or self.state.state != "FAILED":
+            return ""
+        return f"Slurm forgot it ({CRASH}); use `{submit_again(self.folder)}`"
 
     @property
     def can_go_on(self) -> bool:
@@ -107,11 +115,11 @@ class Record:
         return self.status == STOPPED
 
     @property
-    def silence(self) -> float | None:
+    def seconds_lifeless(self) -> float | None:
         """The seconds without a sign of life from a job that Slurm shows as running; None if it is
         alive.
         """
-        return seconds_silent(self.folder, self.state)
+        return seconds_lifeless(self.folder, self.state)
 
     @property
     def restart_command(self) -> str:
@@ -120,20 +128,15 @@ class Record:
         """
         if newest_verdict(self.folder) in (DONE, FAILED):
             return f"`scancel {self.job}`"
-        if self.restarts_by_requeue:
+        if requeues_itself(self.folder):
             return f"`scontrol requeue {self.job}`"
         return f"`scancel {self.job}`, then `{submit_again(self.folder)}`"
-
-    @property
-    def restarts_by_requeue(self) -> bool:
-        """Whether `restart_command` puts the job back into the queue."""
-        return newest_verdict(self.folder) not in (DONE, FAILED) and requeues_itself(self.folder)
 
     @property
     def hint(self) -> str:
         """What to do if Slurm could not be asked, or if the job gives no sign of life."""
         if self.no_answer is None:
-            return SILENCE_HINT if self.silence is not None else ""
+            return LIFELESS_HINT if self.seconds_lifeless is not None else ""
         conf = self.details.get("slurm_conf", "")
         if conf and conf != os.environ.get("SLURM_CONF") and not is_fetched(self.folder):
             return f"The job was submitted with another SLURM_CONF: export SLURM_CONF={quote(conf)}"
@@ -145,11 +148,8 @@ class Record:
         not requeue it.
         """
         saves = sum(event["event"] == "save_failed" for event in self.events)
-        parts = [
-            describe_reason(self),
-            f"{saves} checkpoint{'s' * (saves > 1)} could not be written" if saves else "",
-        ]
-        return "; ".join(part for part in parts if part)
+        failed = f"{saves} checkpoint{'s' * (saves > 1)} could not be written" if saves else ""
+        return "; ".join(filter(None, (describe_reason(self), failed)))
 
 
 QueryStates = Callable[[Iterable[str]], Mapping[str, JobState]]
@@ -185,41 +185,15 @@ def read_records(folders: Iterable[RunFolder], query: QueryStates = query_states
     """Return the records of runs. If the scheduler does not respond, the states of its jobs are
     unknown.
     """
-    listed = list(folders)
-    return list(map(record_maker(listed, query), listed))
-
-
-def record_maker(
-    listed: Sequence[RunFolder], query: QueryStates = query_states
-) -> Callable[[RunFolder], Record]:
-    """Ask the scheduler about these runs, once, and return what makes the record of each."""
-    jobs = {folder.path: slurm.read_job_id(folder) for folder in listed}
-    submitted = read_evidence(
-        (folder, job) for folder in listed if (job := jobs[folder.path]) is not None
-    )
+    jobs = [(folder, slurm.read_job_id(folder)) for folder in folders]
+    submitted = read_evidence((folder, job) for folder, job in jobs if job is not None)
     states: Mapping[str, JobState] = {}
     problem = None
-    if submitted:
-        try:
-            states = {
-                job: state
-                for job, state in query(submitted).items()
-                if job not in submitted or not _is_another(state, submitted[job])
-            }
-        except ClusterError as error:
-            problem = error
-    return lambda folder: _record(folder, jobs[folder.path], states, problem)
-
-
-def _is_another(state: JobState, evidence: Evidence) -> bool:
-    """Return whether a job with the id of a run that was over long ago is not the run's: it started
-    after that.
-
-    Slurm gives ids away again, and so does another cluster. One that goes on since then hangs.
-    """
-    if not evidence.is_closed or not evidence.verdict or state.phase == ENDED:
-        return False
-    return state.phase == WAITING or origin.now() - seconds_run(state) > evidence.verdict
+    try:
+        states = query(submitted) if submitted else {}
+    except ClusterError as error:
+        problem = error
+    return [_record(folder, job, states, problem) for folder, job in jobs]
 
 
 def read_record(folder: RunFolder, query: QueryStates = query_states) -> Record:
@@ -232,11 +206,8 @@ def _record(
     state = states.get(job) if job is not None else None
     holder = find_holder(folder)
     status = find_status(folder, job, state, holder, reachable=problem is None)
-    if (
-        job is not None
-        and (state is not None or status in (LOST, "unknown"))
-        and is_fetched(folder)
-    ):
+    is_known = job is None or (state is None and status not in (LOST, "unknown"))
+    if not is_known and is_fetched(folder):
         # Its job is another cluster's, whatever this one says about the number.
         state, problem = None, explain_status(folder)
         status = find_status(folder, job, None, holder, reachable=False)
@@ -248,23 +219,10 @@ def _record(
         and shows_life(folder)
     ):
         status = "running"  # also without an answer of Slurm: it writes, and has not ended
-    is_over = state.phase == ENDED if state is not None else status in OVER
-    latest = read_latest(f"{folder.path}/metrics.jsonl", with_pace=not is_over)
-    saved = find_checkpoints(folder.path) if latest.step is None else []
-    return Record(
-        folder=folder,
-        details=read_fields(f"{folder.path}/run.json", RUN_FIELDS),
-        status=status,
-        job=job,
-        state=state,
-        attempts=len(folder.attempt_numbers()),
-        step=checkpoint_step(saved[0].name) if saved else latest.step,
-        no_answer=problem
-        if job is not None and state is None and status in ("unknown", "running")
-        else None,
-        holder=holder,
-        newest=latest,
-    )
+    is_unsure = job is not None and state is None and status in ("unknown", "running")
+    details = read_fields(f"{folder.path}/run.json", RUN_FIELDS)
+    no_answer = problem if is_unsure else None
+    return Record(folder, details, status, job, state, no_answer, holder)
 
 
 @contextmanager

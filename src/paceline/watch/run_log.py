@@ -1,18 +1,22 @@
-"""The output of a run: the lines of all ranks and attempts, by time."""
+"""The output of a run: the lines of all ranks and attempts, by time, until it is over."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from operator import itemgetter
 from pathlib import Path
 
-from paceline.contract.foreign_records import read_fields
 from paceline.contract.run_folder import AttemptFolder, RunFolder
+from paceline.contract.verdict import DONE
 from paceline.watch.log_file import LineTimes, LogFile, Piece, strip_escapes
+from paceline.watch.records import Record, read_record
+from paceline.watch.run_status import newest_verdict
 
 READ_LIMIT = 8 << 20  # bytes that one `read_new` reads of all logs of an attempt together
 WINDOW = 1 << 16  # bytes at the end of a log that `tail` reads at first
@@ -83,12 +87,18 @@ class RankLog:
             if chosen.accepts(line):
                 yield time or 0.0, line
 
-    def rest(self, chosen: Filter, *, complete: bool) -> Iterator[OrderedLine]:
-        """Yield the lines from where the log is. `complete` leaves the last one if it has no end
-        yet.
+    def read(
+        self, chosen: Filter, *, finish: bool, limit: int | None = None
+    ) -> Iterator[OrderedLine]:
+        """Yield the lines from where the log is, of at most so many bytes. `finish`: also the last
+        one, if it has no end.
         """
-        yield from self.make_lines(self.file.lines(self.file.size(), chosen.needle), chosen)
-        if not complete:
+        size = self.file.size()
+        if size < self.file.offset:
+            self.move_to(0)
+        end = size if limit is None else min(size, self.file.offset + limit)
+        yield from self.make_lines(self.file.lines(end, chosen.needle), chosen)
+        if finish and end == size:
             yield from self.make_lines(self.file.finish(), chosen)
 
     def move_to(self, offset: int) -> None:
@@ -105,8 +115,8 @@ class RankLog:
         """
         start = max(0, end - size)
         pieces = self.file.last_lines(start, end, chosen.needle)
-        since = self._times.time_at(start) if start else None
-        return since or -1.0, list(self.make_lines(pieces, chosen))
+        since = self._times.time_at(start) if start else -1.0
+        return math.inf if since is None else since, list(self.make_lines(pieces, chosen))
 
 
 class RunLog:
@@ -181,9 +191,8 @@ class RunLog:
             self._first = each.number
             for log in logs:
                 log.move_to(log.start_since(since))
-            is_last = each is attempts[-1]
-            streams = [log.rest(chosen, complete=complete and is_last) for log in logs]
-            yield from (line for _, line in merge(*streams, key=_by_time))
+            finish = not complete or each is not attempts[-1]
+            yield from _merge(log.read(chosen, finish=finish) for log in logs)
 
     def read_new(
         self, *, rank: int | None = None, grep: str = "", finish: bool = False
@@ -198,20 +207,11 @@ class RunLog:
         found: list[LogLine] = []
         attempts = [each for each in self._attempts(None) if each.number >= self._first]
         for attempt in attempts:
-            is_last, has_more = attempt is attempts[-1], False
             logs = self._logs_of(attempt, rank)
-            new: list[OrderedLine] = []
-            for log in logs:
-                size = log.file.size()
-                if size < log.file.offset:
-                    log.move_to(0)
-                end = min(size, log.file.offset + max(READ_LIMIT // len(logs), WINDOW))
-                new += log.make_lines(log.file.lines(end, chosen.needle), chosen)
-                has_more |= end < size
-                if (finish or not is_last) and end == size:
-                    new += log.make_lines(log.file.finish(), chosen)
-            found += [line for _, line in sorted(new, key=_by_time)]
-            if has_more:
+            limit = max(READ_LIMIT // max(1, len(logs)), WINDOW)
+            ends = finish or attempt is not attempts[-1]
+            found += _merge(log.read(chosen, finish=ends, limit=limit) for log in logs)
+            if any(log.file.offset < log.file.size() for log in logs):
                 break
         else:  # output of another node may come late
             self._first = max([self._first, *(each.number for each in attempts[:-1])])
@@ -221,12 +221,12 @@ class RunLog:
         """Return the last lines of logs that have no end yet, such as progress bars, as far as
         `read_new` has read.
         """
-        found: list[OrderedLine] = []
+        streams = []
         for attempt in self._attempts(None)[-1:]:
             for log in self._logs_of(attempt, rank):
                 piece = (log.file.offset - 1, log.file.shown(log.file.begun))
-                found += log.make_lines([piece] if log.file.begun else [], Filter(rank))
-        return [line for _, line in sorted(found, key=_by_time)]
+                streams.append(log.make_lines([piece] if log.file.begun else [], Filter(rank)))
+        return list(_merge(streams))
 
     def _attempts(self, number: int | None) -> list[AttemptFolder]:
         found = [each for each in self.folder.attempts() if not each.path.is_symlink()]
@@ -241,11 +241,8 @@ class RunLog:
         found = sorted(
             (match[1], int(match[2])) for name in names if (match := _LOG.fullmatch(name))
         )
-        if rank is not None:
-            node = rank // max(1, int(read_fields(self.folder.run_json).get("nproc") or 1))
-            own = [each for each in (("rank", rank), ("node", node)) if each in found]
-            found = own[:1] or [each for each in found if each[0] == "node"]
-        return [self._log(attempt, kind, number) for kind, number in found]
+        own = [each for each in found if each[0] == "node" or each[1] == rank]
+        return [self._log(attempt, *each) for each in (found if rank is None else own)]
 
     def _log(self, attempt: AttemptFolder, kind: str, number: int) -> RankLog:
         path = attempt.log(number) if kind == "rank" else attempt.node_log(number)
@@ -255,6 +252,11 @@ class RunLog:
         return self._logs[path]
 
 
+def _merge(streams: Iterable[Iterator[OrderedLine]]) -> Iterator[LogLine]:
+    """Yield the lines of several logs, by time."""
+    return (line for _, line in merge(*streams, key=_by_time))
+
+
 def _last_lines(
     logs: Sequence[tuple[RankLog, int]], chosen: Filter, count: int, most: int
 ) -> list[LogLine]:
@@ -262,13 +264,89 @@ def _last_lines(
     size = min(WINDOW, most)
     while True:
         windows = [log.window(end, size, chosen) for log, end in logs]
-        # earlier lines may be missing of a log with more output than others
+        # Of a log with more output than others, earlier lines are missing.
         complete_since = max((since for since, _ in windows), default=-1.0)
-        if size >= most or len(logs) == 1:
+        is_all = size >= most or (chosen.since is not None and complete_since < chosen.since)
+        if is_all or len(logs) == 1:
             complete_since = -1.0
         lines = [each for _, found in windows for each in found if each[0] > complete_since]
-        is_old_enough = chosen.since is not None and complete_since >= chosen.since
-        if size >= most or len(lines) >= count or is_old_enough:
+        if is_all or len(lines) >= count:
             lines.sort(key=_by_time)
             return [line for _, line in lines[max(0, len(lines) - count) :]]
         size = min(4 * size, most)
+
+
+POLL_INTERVAL = 0.3  # seconds between reads of a file
+PAUSES = (0.2, 2.0)  # seconds between reads of logs: while there is news, and at most
+QUERY_INTERVALS = (2.0, 15.0)  # seconds between queries to the scheduler: at first, and at most
+
+
+class RunMonitor:
+    """Knows whether a run is over. Queries the scheduler less and less often, but at once after a
+    new verdict.
+    """
+
+    def __init__(
+        self, folder: RunFolder, read: Callable[[RunFolder], Record] = read_record
+    ) -> None:
+        self.folder = folder
+        self.read = read
+        self.record = read(folder)
+        self.interval = QUERY_INTERVALS[0]
+        self.next = time.monotonic() + self.interval
+        self.verdict = newest_verdict(folder)
+        self.certain = self.record.is_over and self.record.status == DONE
+
+    def is_over(self) -> bool:
+        verdict = newest_verdict(self.folder)
+        if verdict != self.verdict:
+            self.verdict, self.interval, self.next = verdict, QUERY_INTERVALS[0], 0.0
+        if not self.certain and time.monotonic() >= self.next:
+            self._query()
+        return self.certain
+
+    def _query(self) -> None:
+        """Update the record. A job being requeued looks over for a moment, so any end but `done`
+        is checked twice.
+        """
+        before, self.record = self.record, self.read(self.folder)
+        if self.record.is_over:
+            self.certain = self.record.status in (DONE, before.status)
+            self.interval = QUERY_INTERVALS[0]
+        else:
+            self.interval = min(self.interval * 1.3, QUERY_INTERVALS[1])
+        self.next = time.monotonic() + self.interval
+
+
+def wait_until_over(
+    folder: RunFolder, tell: Callable[[Record], None] = lambda record: None
+) -> Record:
+    """Wait until the run is over, and return its record. `tell` gets it meanwhile, again and
+    again.
+    """
+    monitor = RunMonitor(folder)
+    while not monitor.is_over():
+        tell(monitor.record)
+        time.sleep(POLL_INTERVAL)
+    return monitor.record
+
+
+def follow(
+    run_log: RunLog, monitor: RunMonitor, *, rank: int | None = None, grep: str = ""
+) -> Iterator[list[LogLine]]:
+    """Yield what the run prints, attempt after attempt, until it is over. An empty list means:
+    nothing new for now.
+    """
+    pause = PAUSES[0]
+    while True:
+        # both checked before reading, so that the last lines are still read
+        over = monitor.is_over()
+        new = run_log.read_new(rank=rank, grep=grep, finish=over)
+        yield new
+        if new:
+            pause = PAUSES[0]
+        elif over:
+            return
+        else:
+            time.sleep(pause)
+            pause = min(pause * 1.1, PAUSES[1])

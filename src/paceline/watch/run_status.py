@@ -1,18 +1,27 @@
-"""The status of a run: from its folder, what Slurm says of its job, and who has the run folder."""
+"""The status of a run: from its folder, what Slurm says of its job, and who has the run folder.
+
+Slurm may take a dead job for a running one for half an hour: after a node has restarted so quickly
+that it never counted as down, and above all if the controller restarts too. So a job also has to
+give a sign of life: its agents write to the run folder.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 
 from paceline.contract import claims
 from paceline.contract.claims import Holder, find_holder
-from paceline.contract.foreign_records import read_bounded
+from paceline.contract.foreign_records import NUMBER, read_fields, read_text
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED, STOPPED, read_verdict
 from paceline.slurm.job_states import LIVE, UNKNOWN, WAITING, JobState
 from paceline.slurm.job_states import STATES as SLURM_STATES
+from paceline.spec.quantities import parse_seconds
+from paceline.watch import origin
 
 # Statuses of runs that are over.
 LOST, TIMED_OUT = "lost", "timed out"
@@ -79,9 +88,7 @@ def newest_verdict(folder: RunFolder) -> str | None:
 
 def unsaved_state(holder: Holder | None) -> str:
     """Return which last state of the run could not be saved; empty if it could."""
-    with suppress(OSError, ValueError):
-        return read_bounded(f"{holder.path}/unsaved", 10_000).decode().strip() if holder else ""
-    return ""
+    return read_text(f"{holder.path}/unsaved", 10_000).strip() if holder else ""
 
 
 def killed_shell(folder: RunFolder, state: JobState | None) -> str:
@@ -102,3 +109,66 @@ def killed_shell(folder: RunFolder, state: JobState | None) -> str:
     if number is None and state.reason != "JobLaunchFailure":
         return ""
     return f"the batch shell was killed{f' by signal {number[1]}' if number else ''}"
+
+
+# seconds; a file server may show a write a minute late, and a busy node may write late
+LIMIT = 300.0
+FRESH = 120.0  # seconds since a sign of life after which nobody can say that a run goes on
+MISSED_SAMPLES = 4  # that a node should have written meanwhile
+LIFELESS_HINT = (
+    "If a node restarts quickly, Slurm may show its dead job as running. Check with `paceline "
+    "doctor`, which asks the "
+    "node. A restart continues from the newest checkpoint."
+)
+
+
+def seconds_lifeless(folder: RunFolder, state: JobState | None) -> float | None:
+    """Return for how long the agents of a running job have written nothing; None if that is no
+    reason to worry.
+
+    Only agents that sample the use of their nodes write at intervals, whatever the ranks do. It
+    means nothing without samples (`--system-metrics 0s`), or before the first one of this job
+    start, while the job loads modules or its agents wait for each other.
+    """
+    if state is None or state.state != "RUNNING" or folder.cancelled.exists():
+        return None
+    holder = find_holder(folder)
+    spec = read_fields(folder.launch_spec, {"system_metrics": NUMBER})
+    interval = float(spec.get("system_metrics", 0.0))
+    if holder is None or holder.job != state.id or not interval:
+        return None
+    if spec.get("trial") and holder.job_start.verdict.exists():
+        return None  # its job goes on with the next trial
+    limit, now = max(LIMIT, MISSED_SAMPLES * interval), origin.now()
+    sampled = _newest(folder.system.glob("*.jsonl"))
+    if not limit <= now - sampled < seconds_run(state):
+        return None  # there are none yet, or they are new, or an earlier job start's
+    parents = [folder.system, folder.events, holder.job_start.path]
+    parents += [each.path for each in folder.attempts()[-1:]]
+    written = [path for parent in parents for path in parent.glob("*")]
+    seconds = now - _newest([folder.slurm_log, folder.metrics, *written])
+    return seconds if seconds >= limit else None
+
+
+def shows_life(folder: RunFolder) -> bool:
+    """Return whether ranks or agents have just written what they write at intervals: metrics, or
+    samples of a node.
+    """
+    return origin.now() - _newest([folder.metrics, *folder.system.glob("*.jsonl")]) < FRESH
+
+
+def seconds_run(state: JobState) -> float:
+    """Return how long the job has run since its last start; 0 if Slurm does not say."""
+    try:
+        return parse_seconds(state.elapsed)
+    except ValueError:
+        return 0.0
+
+
+def _newest(paths: Iterable[Path]) -> float:
+    """Return when the newest of these files was written; 0 if there is none."""
+    newest = 0.0
+    for path in paths:
+        with suppress(OSError):
+            newest = max(newest, path.lstat().st_mtime)
+    return newest

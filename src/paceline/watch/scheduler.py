@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.contract.claims import find_holder
 from paceline.contract.env import POLL_INTERVAL
-from paceline.contract.foreign_records import read_bounded
+from paceline.contract.foreign_records import read_text
 from paceline.contract.run_folder import TRIALS, RunFolder
 from paceline.contract.verdict import DONE, FAILED, read_verdict
 from paceline.errors import ClusterError, NoSlurm, UsageError
@@ -31,7 +30,9 @@ def poll_interval() -> float:
     allows.
     """
     at_least = float(find_site().limits.poll_interval or 0)
-    text = os.environ.get(POLL_INTERVAL, "") or _sandbox_interval()
+    text, conf = os.environ.get(POLL_INTERVAL, ""), os.environ.get("SLURM_CONF", "")
+    if not text and conf:
+        text = read_text(Path(conf).with_name(SANDBOX_FILE), 100).strip()
     if not text:
         return at_least or DEFAULT
     try:
@@ -42,14 +43,6 @@ def poll_interval() -> float:
             f"Invalid {POLL_INTERVAL} {text!r}.",
             hint="Use seconds, or a duration such as 90s or 2m.",
         ) from None
-
-
-def _sandbox_interval() -> str:
-    conf = os.environ.get("SLURM_CONF", "")
-    with suppress(OSError, ValueError):
-        if conf:
-            return read_bounded(Path(conf).with_name(SANDBOX_FILE), 100).decode().strip()
-    return ""
 
 
 # seconds after its verdict for which the job of a finished run may still be ending
@@ -86,22 +79,16 @@ def _read(folder: RunFolder, job: str) -> Evidence:
     submitted, cancelled = _modified(folder.job), _modified(folder.cancelled)
     if holder is None or holder.job != job:
         return Evidence(submitted, is_final=bool(cancelled))
-    job_start = holder.job_start
-    verdict = read_verdict(job_start.verdict)
+    start = holder.job_start
+    verdict = read_verdict(start.verdict)
     # A run that failed may still go back into the queue, for other nodes.
-    is_final = (
-        bool(cancelled) or verdict == DONE or (verdict == FAILED and not job_start.requeue.exists())
-    )
+    has_failed = verdict == FAILED and not start.requeue.exists()
+    is_final = bool(cancelled) or verdict == DONE or has_failed
     is_trial = folder.path.parent.name == TRIALS  # its job goes on with the next trial
-    written = (
-        0.0
-        if is_trial
-        else max(cancelled, _modified(job_start.verdict) if verdict is not None else 0.0)
-    )
+    written = max(cancelled, _modified(start.verdict) if verdict is not None else 0.0)
     is_closed = is_final and (is_trial or time.time() - written > CLOSED_AGE)
-    return Evidence(
-        submitted, _modified(folder.claims / str(holder.number)), written, is_final, is_closed
-    )
+    started = _modified(folder.claims / str(holder.number))
+    return Evidence(submitted, started, 0.0 if is_trial else written, is_final, is_closed)
 
 
 def _modified(path: Path) -> float:
@@ -125,24 +112,22 @@ def query_states(jobs: Iterable[str] | Seen) -> dict[str, JobState]:
     With evidence from the run folders, it asks less, and sees at once what they show.
     """
     seen = jobs if isinstance(jobs, Mapping) else dict.fromkeys(jobs, Evidence())
+    seen = {job: each for job, each in seen.items() if not each.is_closed}
     if not seen:
         return {}
     if (copy := origin.shown()) is not None:
         return origin.read_job_states(copy.base, seen)
     file = AnswerCache.here()
-    return (
-        squeue_and_sacct.states(seen)
-        if file is None
-        else SharedAnswer(file, poll_interval()).states(seen)
-    )
+    if file is None:
+        return squeue_and_sacct.states(seen)
+    return SharedAnswer(file, poll_interval()).states(seen)
 
 
 def query_queue() -> list[JobState]:
     """Return the user's jobs that wait or run, at most a poll interval old."""
     file = AnswerCache.here()
-    known = (
-        squeue_and_sacct.queue() if file is None else SharedAnswer(file, poll_interval()).queue()
-    )
+    shared = None if file is None else SharedAnswer(file, poll_interval())
+    known = squeue_and_sacct.queue() if shared is None else shared.queue()
     return [state for state in known.values() if state.phase != ENDED]
 
 
@@ -159,20 +144,16 @@ class SharedAnswer:
         return min(DOUBT, self.interval)
 
     def states(self, seen: Seen) -> dict[str, JobState]:
-        answer = self.file.read()
-        counts = answer.asked > self.file.changed()
-        if all(
-            each.is_closed or (counts and _is_settled(answer, job, each))
-            for job, each in seen.items()
-        ):
-            if answer.problem or self._is_expired(answer):
-                seen = {job: each for job, each in seen.items() if not each.is_closed}
-            return self._select(answer, seen)
         answer = self._update(seen)
         self._check(answer)
         if self._vanished(answer, seen):
             answer = self._ask_accounting(seen)
-        return self._select(answer, seen)
+        found = {}
+        for job, each in seen.items():
+            state = answer.jobs.get(job) or answer.accounting.get(job, (0.0, None))[1]
+            if (state := self._as_the_folder_shows(state, job, each, answer.asked)) is not None:
+                found[job] = state
+        return found
 
     def queue(self) -> dict[str, JobState]:
         """Return all jobs of the user that the controller remembers."""
@@ -187,9 +168,6 @@ class SharedAnswer:
                 answer.problem, hint=f"{answer.hint} Paceline asks again in {again} s.".strip()
             )
 
-    # -- the queue
-    # -------------------------------------------------------------------------------------
-
     def _update(self, seen: Seen) -> Answer:
         """Return an answer that will do, asking Slurm if nobody has."""
         answer = self.file.read()
@@ -200,7 +178,7 @@ class SharedAnswer:
             if self._is_stale(answer, seen):
                 before, answer = answer, self._ask(answer)
                 if _has_news(before, answer, seen):
-                    time.sleep(self._doubt(answer))
+                    time.sleep(self._grace)
                     answer = self._ask(answer)
                 self.file.write(answer)
         return answer
@@ -221,26 +199,16 @@ class SharedAnswer:
                 problem=error.message,
                 hint=error.hint,
             )
-        ended = {job for job, state in jobs.items() if state.phase == ENDED}
-        earlier = {job for job, state in before.jobs.items() if state.phase == ENDED}
-        known = before.confirmed if asked - before.asked < self._doubt(before) else earlier
         slow = time.time() - asked > SLOW
-        return Answer(
-            asked,
-            jobs,
-            confirmed=frozenset(ended & known),
-            strikes=before.strikes + 1 if slow else 0,
-            accounting={job: each for job, each in before.accounting.items() if job not in jobs},
-        )
+        accounting = {job: each for job, each in before.accounting.items() if job not in jobs}
+        return Answer(asked, jobs, accounting, strikes=before.strikes + 1 if slow else 0)
 
     def _is_stale(self, answer: Answer, seen: Seen) -> bool:
         if self._is_expired(answer):
             return True
-        if answer.problem or time.time() - answer.asked < self._doubt(answer):
+        if answer.problem or time.time() - answer.asked < self._grace:
             return False
-        return any(
-            self._is_doubtful(answer, job, each) for job, each in seen.items() if not each.is_closed
-        )
+        return any(self._is_doubtful(answer, job, each) for job, each in seen.items())
 
     def _is_expired(self, answer: Answer) -> bool:
         age = time.time() - answer.asked  # negative after the clock was set back
@@ -250,36 +218,29 @@ class SharedAnswer:
         lifetime = self.interval * min(1 << max(answer.strikes - 1, 0), MAX_BACKOFF)
         return max(lifetime, 2 * answer.took) if answer.problem else lifetime
 
-    def _doubt(self, answer: Answer) -> float:
-        return self._grace * min(1 << answer.strikes, 8)
-
     def _is_doubtful(self, answer: Answer, job: str, seen: Evidence) -> bool:
         """Whether a job may be in another state by now than the answer says."""
         state = answer.jobs.get(job)
         if state is None:
             return not seen.is_final and not self._is_accounted(answer, job)
-        if state.phase == ENDED:
-            return not seen.is_final and job not in answer.confirmed
-        if seen.verdict and (state.phase == LIVE or seen.verdict > answer.asked):
+        if state.phase == ENDED or not seen.verdict:
+            return False
+        if state.phase == LIVE or seen.verdict > answer.asked:
             # It is about to end or to go back into the queue: look often at first, then less and
             # less.
             since_verdict = time.time() - seen.verdict
             return since_verdict >= 0 and time.time() - answer.asked > since_verdict / 2
         return False
 
-    # -- accounting
-    # ------------------------------------------------------------------------------------
-
     def _vanished(self, answer: Answer, seen: Seen) -> list[str]:
         """Return the jobs that are not in the queue, without a verdict that says why."""
-        missing = (
-            job for job, each in seen.items() if job not in answer.jobs and not each.is_final
-        )
         return [
             job
-            for job in missing
-            if not self._is_accounted(answer, job)
-            and seen[job].submitted < answer.asked - self._grace
+            for job, each in seen.items()
+            if job not in answer.jobs
+            and not each.is_final
+            and not self._is_accounted(answer, job)
+            and each.submitted < answer.asked - self._grace
         ]
 
     def _is_accounted(self, answer: Answer, job: str) -> bool:
@@ -302,17 +263,6 @@ class SharedAnswer:
                 self.file.write(answer)
         return answer
 
-    # -- what to show
-    # ----------------------------------------------------------------------------------
-
-    def _select(self, answer: Answer, seen: Seen) -> dict[str, JobState]:
-        found = {}
-        for job, each in seen.items():
-            state = answer.jobs.get(job) or answer.accounting.get(job, (0.0, None))[1]
-            if (state := self._as_the_folder_shows(state, job, each, answer.asked)) is not None:
-                found[job] = state
-        return found
-
     def _as_the_folder_shows(
         self, state: JobState | None, job: str, seen: Evidence, asked: float
     ) -> JobState | None:
@@ -325,16 +275,6 @@ class SharedAnswer:
         if state is None and not seen.started and seen.submitted >= asked - self._grace:
             return JobState(job, "PENDING")
         return state
-
-
-def _is_settled(answer: Answer, job: str, seen: Evidence) -> bool:
-    """Whether a job is over, as the run folder and Slurm have both said.
-
-    Nobody needs to ask for it again, until a command changes the queue: it may have requeued the
-    job.
-    """
-    state = answer.jobs.get(job)
-    return seen.is_final and state is not None and state.phase == ENDED
 
 
 def _has_news(before: Answer, answer: Answer, seen: Seen) -> bool:

@@ -18,8 +18,7 @@ from paceline.contract.run_folder import RunFolder, format_mark, times_path
 from paceline.errors import UsageError
 from paceline.slurm.job_states import JobState
 from paceline.watch.records import read_record
-from paceline.watch.run_follower import RunMonitor, follow
-from paceline.watch.run_log import LogLine, RunLog
+from paceline.watch.run_log import LogLine, RunLog, RunMonitor, follow
 from tests.cli.test_views import Terminal, folder
 
 __all__ = ["folder"]

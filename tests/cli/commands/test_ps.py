@@ -103,8 +103,16 @@ def test_json_without_runs_is_an_empty_list(
     assert (answer["runs"], answer["sweeps"]) == ([], [])
 
 
+def made_run(path: Path) -> RunFolder:
+    """A run in its first attempt, at step 10."""
+    folder = RunFolder(path)
+    folder.attempt(1).path.mkdir(parents=True, exist_ok=True)
+    folder.metrics.write_text('{"step": 10}\n')
+    return folder
+
+
 def cells(tmp_path: Path, **changes: Any) -> dict[str, str]:
-    record = Record(RunFolder(tmp_path), {"name": "n"}, "running", None, None, attempts=1, step=10)
+    record = Record(made_run(tmp_path), {"name": "n"}, "running", None, None)
     row = Overview(**{**make_overview(record).to_json(), **changes})
     return {column.title: column.cells[0] for column in ps_columns.make_columns([row])}
 
@@ -135,9 +143,7 @@ def test_progress_and_rate_of_a_run(tmp_path: Path) -> None:
 def test_a_narrow_terminal_shows_progress_rather_than_jobs_and_short_ids(
     tmp_path: Path, width: int, titles: list[str]
 ) -> None:
-    record = Record(
-        RunFolder(tmp_path), {"name": "resnet50"}, "running", None, None, attempts=1, step=10
-    )
+    record = Record(made_run(tmp_path), {"name": "resnet50"}, "running", None, None)
     made = make_overview(record).to_json() | {
         "total_steps": 5000,
         "seconds_left": 7260.0,

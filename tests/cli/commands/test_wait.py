@@ -19,7 +19,7 @@ from paceline import cli
 from paceline.contract.claims import describe_processes
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import UsageError
-from paceline.watch import run_follower
+from paceline.watch import run_log
 from tests.sweep.folders import end, grid, make_sweep
 from tests.watch.test_records import make_run
 
@@ -29,7 +29,7 @@ def here(guard: None, scratch: Path, tmp_path: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_SCRATCH", str(scratch))
         patch.chdir(tmp_path)
-        patch.setattr(run_follower, "QUERY_INTERVALS", (0.05, 0.1))
+        patch.setattr(run_log, "QUERY_INTERVALS", (0.05, 0.1))
         yield
 
 

@@ -8,15 +8,8 @@ from dataclasses import replace
 from paceline.ui.terminal.facts import facts, heading, plot
 from paceline.ui.terminal.screens import help_text
 from paceline.watch.curves import Curve
-from paceline.watch.details import (
-    AttemptDetails,
-    Failure,
-    GoodputDetails,
-    NodeDetails,
-    RankDetails,
-    RunDetails,
-)
-from paceline.watch.goodput import SHARES
+from paceline.watch.details import AttemptDetails, Failure, NodeDetails, RankDetails, RunDetails
+from paceline.watch.goodput import SHARES, Goodput
 from tests.ui.terminal.test_rows import RUN
 
 GB = 2**30
@@ -46,12 +39,10 @@ DETAILS = RunDetails(
     job_starts=[],
     failure=None,
     timeline=[],
-    goodput=GoodputDetails(
+    goodput=Goodput(
         {**dict.fromkeys(SHARES, 0.0), "queued": 10.0, "training": 80.0, "lost": 10.0},
-        100.0,
         {"training": {"data": 5.0}},
-        1,
-        None,
+        failures=1,
     ),
     nodes=[node("node1.example.org", gpus=8), node("node2", gpus=1)],
     ranks=[

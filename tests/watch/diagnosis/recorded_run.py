@@ -16,7 +16,7 @@ from paceline.contract.stacks import NodeAnswer
 from paceline.slurm.job_states import JobState
 from paceline.spec.findings import GOOD, Finding
 from paceline.watch.diagnosis.diagnosis import diagnose
-from paceline.watch.diagnosis.evidence import read_evidence
+from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.records import read_record
 
 PLENTY = 1 << 40
@@ -199,7 +199,7 @@ class RecordedRun:
         state = JobState("7", self.state, "", "node[1-2]")
         record = read_record(self.folder, lambda jobs: {"7": state})
         answers = [NodeAnswer("node1", self.answer)] if self.state == "RUNNING" else []
-        return diagnose(read_evidence(record, answers, quotas))
+        return diagnose(Evidence(record, answers, quotas))
 
     def problems(self, quotas: Sequence[Finding] = ()) -> list[Finding]:
         """Return what is not good."""

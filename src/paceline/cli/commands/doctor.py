@@ -29,7 +29,7 @@ from paceline.spec.findings import GOOD, NOTE, PROBLEM, WARNING, Finding, worst
 from paceline.spec.job import Program
 from paceline.spec.option import LAUNCH, PROJECT, RESOURCES
 from paceline.watch.diagnosis.diagnosis import diagnose
-from paceline.watch.diagnosis.evidence import read_evidence
+from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.diagnosis.pace import describe, find_slow_ranks
 from paceline.watch.diagnosis.resources import compare_versions
 from paceline.watch.records import Record, read_record
@@ -101,7 +101,7 @@ def diagnose_run(folder: RunFolder, *, fitness: bool = False) -> list[Finding]:
     record = read_record(folder)
     is_well = not record.is_over or record.status in (DONE, STOPPED)
     run = Finding("run", GOOD if is_well else NOTE, f"{record.folder.key} {record.status_phrase}")
-    found = diagnose(read_evidence(record, ask_nodes(record), check_quota(folder.path)))
+    found = diagnose(Evidence(record, ask_nodes(record), check_quota(folder.path)))
     if fitness:
         found = [*(each for each in found if each.about != "fitness"), *measure_nodes(record)]
         found.sort(key=lambda each: [PROBLEM, WARNING, NOTE, GOOD].index(each.level))
@@ -117,7 +117,7 @@ def ask_nodes(record: Record) -> list[NodeAnswer]:
     if record.status != "running" or not is_own_folder(record.folder.path):
         return []
     nodes = record.state.nodes if record.state else ""
-    stacks = bool(find_slow_ranks(read_evidence(record)))
+    stacks = bool(find_slow_ranks(Evidence(record)))
     try:
         spec = read_launch_spec(record.folder)
         return probes.ask_run(record.folder, spec, record.job, expand(nodes), stacks=stacks)

@@ -230,8 +230,7 @@ def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
     """Wait for the end of a run; return its status as an exit code."""
     from paceline.cli.log_printer import LogPrinter, WaitNotes, follow_until_over
     from paceline.watch.events import had_nothing_left, read_events
-    from paceline.watch.run_follower import wait_until_over
-    from paceline.watch.run_log import RunLog
+    from paceline.watch.run_log import RunLog, wait_until_over
     from paceline.watch.run_status import killed_shell
 
     with runs.goes_on(folder):

@@ -21,7 +21,7 @@ from paceline.spec.shell_text import to_type
 from paceline.sweep.results import PENDING, RUNNING, find_sweep, read_sweep
 from paceline.watch.overview import make_overview
 from paceline.watch.records import Record
-from paceline.watch.run_follower import RunMonitor
+from paceline.watch.run_log import RunMonitor
 
 TIMEOUT = "--timeout"
 TIMEOUT_EXIT = 124  # as that of timeout(1)

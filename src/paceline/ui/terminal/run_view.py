@@ -14,8 +14,8 @@ from paceline.spec.quantities import show_seconds
 from paceline.ui.terminal.plots import bar, divide_width, line_plot, short_number, sparkline
 from paceline.ui.terminal.text import printable, shorten
 from paceline.watch.curves import Curve
-from paceline.watch.details import AttemptDetails, Failure, GoodputDetails, NodeDetails, RunDetails
-from paceline.watch.goodput import SHARES, UNMEASURED, Span
+from paceline.watch.details import AttemptDetails, Failure, NodeDetails, RunDetails
+from paceline.watch.goodput import SHARES, UNMEASURED, Goodput, Span
 
 Line = tuple[str, Text]  # a label and what stands beside it
 
@@ -163,7 +163,7 @@ def _is_number(value: object) -> bool:
 
 
 def goodput_lines(
-    goodput: GoodputDetails, *, width: int, unicode: bool, with_bar: bool = True
+    goodput: Goodput, *, width: int, unicode: bool, with_bar: bool = True
 ) -> list[Line]:
     """Return a bar of all categories, their shares, and how often the run has failed."""
     if goodput.total <= 0:
@@ -187,7 +187,7 @@ def goodput_lines(
     return lines
 
 
-def _legend(goodput: GoodputDetails, *, unicode: bool) -> Iterable[Text]:
+def _legend(goodput: Goodput, *, unicode: bool) -> Iterable[Text]:
     for name in SHARES:
         if goodput.seconds[name] <= 0:
             continue
@@ -211,7 +211,7 @@ def _share(seconds: float, total: float) -> str:
     return f"{seconds / total:.0%}" if seconds >= 0.01 * total else "<1%"
 
 
-def _sum(goodput: GoodputDetails) -> str:
+def _sum(goodput: Goodput) -> str:
     text = f"of {show_seconds(goodput.total)}"
     if goodput.failures:
         text += f"; {goodput.failures} failure{'s' * (goodput.failures > 1)}"

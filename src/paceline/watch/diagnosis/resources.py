@@ -1,14 +1,19 @@
-"""What the nodes have: versions, GPUs and cores."""
+"""What the nodes have: versions, GPUs and cores, memory and disk."""
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
+from paceline.contract.verdict import DONE
 from paceline.spec.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.watch.diagnosis.evidence import Evidence
-from paceline.watch.failure import name_failure
+from paceline.watch.failure import failure_text, name_failure
 
 DOCS = "docs/troubleshooting.md"
 VERSIONS = {
@@ -59,54 +64,33 @@ def check_gpus(evidence: Evidence) -> list[Finding]:
     """Compare the GPUs that a node shows with those that its ranks need, and look for two ranks on
     one.
     """
-    spec, failure, docs = evidence.launch_spec, evidence.failure, f"{DOCS}#gpus-and-ranks"
+    spec, docs = evidence.launch_spec, f"{DOCS}#gpus-and-ranks"
     if spec is None or spec.gpus <= 0:
         return []
-    message = str(failure.get("message", ""))
-    if failure.get("type") == "DeviceError" or "Duplicate GPU detected" in message:
-        return [
-            Finding(
-                "GPUs",
-                PROBLEM,
-                "Two ranks use the same GPU.",
-                "Let Paceline set the device (session, or LOCAL_RANK), start one rank per GPU "
-                "(--nproc), and do not set CUDA_VISIBLE_DEVICES in the script.",
-                (f"{name_failure(failure)}: {message[:300]}",),
-                docs,
-            )
-        ]
-    short: dict[str, list[str]] = {}
-    names = set()
+    facts: dict[str, str] = {}  # by node
     for use in evidence.usage:
         shown = use.details.get("gpus")
-        names |= {str(gpu.get("name", "GPU")) for gpu in shown or []}
         if isinstance(shown, list) and len(shown) < min(spec.gpus, spec.nproc):
             fact = f"the driver (NVML) shows {len(shown)} of the {spec.gpus} GPUs requested"
-            short.setdefault(use.host, []).append(f"{use.host}: {fact}")
+            facts[use.host] = f"{use.host}: {fact}"
     for agent in evidence.agents.values():
-        ranks = max(len(agent.node.get("ranks") or []), 1)
-        for key, what in (
-            ("slurm_gpus", "Slurm granted"),
-            ("visible_gpus", "the environment shows"),
-        ):
-            count, one_each = agent.node.get(key), spec.one_gpu_per_rank and key == "visible_gpus"
-            needed = 1 if one_each else min(spec.gpus, ranks)
-            if isinstance(count, int) and count < needed:
-                fact = f"{agent.host}: {what} {count} of the {needed} GPUs needed"
-                short.setdefault(agent.host, []).append(fact)
-    if not short:
-        kinds = " ".join(sorted(names))
-        return [
-            Finding("GPUs", GOOD, f"{spec.gpus} per node for {spec.nproc} ranks {kinds}".strip())
-        ]
+        needed = min(spec.gpus, max(len(agent.node.get("ranks") or []), 1))
+        granted, visible = agent.node.get("slurm_gpus"), agent.node.get("visible_gpus")
+        if isinstance(granted, int) and granted < needed:
+            facts[agent.host] = f"{agent.host}: Slurm granted {granted} of the {needed} GPUs needed"
+        elif isinstance(visible, int) and visible < (1 if spec.one_gpu_per_rank else needed):
+            fact = f"the environment shows {visible} of the {needed} GPUs needed"
+            facts[agent.host] = f"{agent.host}: {fact}"
+    if not facts:
+        return [Finding("GPUs", GOOD, f"{spec.gpus} per node for {spec.nproc} ranks")]
     return [
         Finding(
             "GPUs",
             PROBLEM,
-            f"{', '.join(short)} has fewer GPUs than ranks.",
+            f"{', '.join(facts)} has fewer GPUs than ranks.",
             "Look at `nvidia-smi` and `dmesg | grep Xid` there: a GPU may have fallen off the "
-            f"bus. Exclude the node (--exclude {','.join(short)}) and report it.",
-            tuple(fact for facts in short.values() for fact in dict.fromkeys(facts)),
+            f"bus. Exclude the node (--exclude {','.join(facts)}) and report it.",
+            tuple(facts.values()),
             docs,
         )
     ]
@@ -135,17 +119,12 @@ def check_gpu_health(evidence: Evidence) -> list[Finding]:
     found = []
     for use in evidence.usage:
         listed = [sample.get("gpus") or [] for sample in use.samples]
-        for number in range(max(map(len, listed), default=0)):
-            samples = [
-                gpus[number]
-                for gpus in listed
-                if number < len(gpus) and isinstance(gpus[number], dict)
-            ]
+        for number, samples in enumerate(zip_longest(*listed, fillvalue={})):
             found += _unhealthy(use.host, number, samples)
     return found
 
 
-def _unhealthy(host: str, number: int, samples: list[dict[str, Any]]) -> list[Finding]:
+def _unhealthy(host: str, number: int, samples: Sequence[dict[str, Any]]) -> list[Finding]:
     name = f"GPU {number} of {host}"
     xids = {each["xid"] for each in samples if isinstance(each.get("xid"), int)}
     serious = sorted(xids - PROGRAM_XIDS)
@@ -170,22 +149,12 @@ def _unhealthy(host: str, number: int, samples: list[dict[str, Any]]) -> list[Fi
 def check_cores(evidence: Evidence) -> list[Finding]:
     """Look for nodes whose ranks have too few cores, or are held back by a limit of CPU time."""
     throttled = {
-        use.host: share
+        use.host: f"{use.host}: the kernel held the job back in {share:.0f} % of all periods "
+        "(cgroup cpu.stat)"
         for use in evidence.usage
         if len(use.samples) >= MIN_SAMPLES and (share := use.mean("throttled") or 0.0) >= THROTTLED
     }
     if throttled:
-        facts = [
-            f"{host}: the kernel held the job back in {share:.0f} % of all periods (cgroup "
-            "cpu.stat)"
-            for host, share in throttled.items()
-        ]
-        facts += [
-            f"{use.host}: {use.mean('own_cpu') or 0:.1f} of {use.details.get('own_cores', '?')} "
-            "cores in use"
-            for use in evidence.usage
-            if use.host in throttled
-        ]
         return [
             Finding(
                 "throttled",
@@ -194,16 +163,16 @@ def check_cores(evidence: Evidence) -> list[Finding]:
                 "the ranks back.",
                 "Ask for more cores (--cpus-per-gpu), or exclude the node: --exclude "
                 f"{','.join(throttled)}.",
-                evidence=tuple(facts),
-                docs=f"{DOCS}#a-slow-node",
+                tuple(throttled.values()),
+                f"{DOCS}#a-slow-node",
             )
         ]
-    counts = _cores_and_ranks(evidence)
-    few = {
-        host: f"{host}: {ranks} ranks on {cpus} cores"
-        for host, (cpus, ranks) in counts.items()
-        if 0 < cpus < ranks
-    }
+    counts = [
+        (agent.host, len(agent.node.get("ranks") or []), agent.node["cpus"])
+        for agent in evidence.agents.values()
+        if isinstance(agent.node.get("cpus"), int)
+    ]
+    few = {host: f"{host}: {n} ranks on {cpus} cores" for host, n, cpus in counts if 0 < cpus < n}
     if few:
         return [
             Finding(
@@ -212,40 +181,187 @@ def check_cores(evidence: Evidence) -> list[Finding]:
                 f"The ranks of {', '.join(few)} share cores.",
                 "Ask for at least one core per rank, and for data-loader workers on top: "
                 "--cpus-per-gpu.",
-                evidence=tuple(few.values()),
-                docs=f"{DOCS}#too-few-cores",
+                tuple(few.values()),
+                f"{DOCS}#too-few-cores",
             )
         ]
-    if not counts:
-        return []  # no agent has begun yet
-    texts = {f"{cpus} for {ranks} rank{'s' * (ranks != 1)}" for cpus, ranks in counts.values()}
-    return [Finding("cores", GOOD, ", ".join(sorted(texts)))]
-
-
-def _cores_and_ranks(evidence: Evidence) -> dict[str, tuple[int, int]]:
-    """Return how many cores and ranks each node has. Agents that `paceline run --nodes` starts
-    share their cores.
-    """
-    found: dict[str, tuple[int, int]] = {}
-    for agent in evidence.agents.values():
-        cpus, ranks = agent.node.get("cpus"), len(agent.node.get("ranks") or [])
-        if isinstance(cpus, int):
-            known, others = found.get(agent.host, (0, 0))
-            cores = max(known, cpus) if evidence.record.job is None else known + cpus
-            found[agent.host] = (cores, others + ranks)
-    return found
+    texts = {f"{cpus} for {ranks} rank{'s' * (ranks != 1)}" for _, ranks, cpus in counts}
+    return [Finding("cores", GOOD, ", ".join(sorted(texts)))] if texts else []
 
 
 def saturated(evidence: Evidence) -> dict[str, str]:
     """Return the nodes whose ranks use all of their cores."""
     found = {}
     for use in evidence.usage:
-        cores, used = use.details.get("own_cores"), use.mean("own_cpu")
-        if (
-            isinstance(cores, int)
-            and used is not None
-            and len(use.samples) >= MIN_SAMPLES
-            and used >= BUSY * cores
-        ):
+        cores, used = use.details.get("own_cores"), use.mean("own_cpu") or 0.0
+        if isinstance(cores, int) and len(use.samples) >= MIN_SAMPLES and used >= BUSY * cores:
             found[use.host] = f"{use.host}: the run uses {used:.1f} of its {cores} cores"
     return found
+
+
+# Exceptions of torch and of Paceline whose messages say that memory is short. Any other may quote
+# these words.
+_CARRIERS = ("RuntimeError", "AcceleratorError", "DistBackendError", "RunError")
+_GPU_MEMORY = re.compile(
+    r"CUDA out of memory|HIP out of memory|XPU out of memory|MPS backend out of memory|ran out of "
+    r"memory at step"
+    r"|(?:CUDA|HIP) error: out of memory|Cuda failure (?:\d+ )?'out of "
+    r"memory'|CUBLAS_STATUS_ALLOC_FAILED"
+)
+_HOST_MEMORY = re.compile(r"out-of-memory killer|oom[-_ ]kill|Out Of Memory", re.I)
+_EXCEPTION = re.compile(
+    r"(?:[\w.]+\.)?(?P<type>\w+(?:Error|Exception)): (?P<message>.*)", re.DOTALL
+)
+# what torch says about a data-loader worker
+_KILLED = re.compile(r"killed by signal|exited unexpectedly")
+MIN_PEAK = 64 << 20  # bytes; an agent alone, without its ranks, uses less
+WAYS_OUT = (
+    "1. Fewer samples per rank at the same global batch: run.loader(..., accumulate=2), or more "
+    "ranks. "
+    '2. Less memory per sample: session(precision="bf16"), or torch.utils.checkpoint. '
+    '3. Sharded parameters and optimizer state: run.wrap(model, mode="fsdp").'
+)
+HOST_WAYS_OUT = (
+    "Use fewer or leaner data-loader workers (num_workers; arrays instead of lists of Python "
+    "objects), and keep less in memory: memory-mapped files, or run.loader over a stream."
+)
+MORE_MEMORY = "Ask for more (--mem-per-gpu or --mem-per-node), or: "
+_DISK = re.compile(
+    r"No space left on device|Disk quota exceeded|errno 28\b|errno 122\b|database or disk is full",
+    re.I,
+)
+_PATH = re.compile(r"(?:device|exceeded): '?([^'\n]+?)'?$", re.MULTILINE)
+# How torch names its files in /dev/shm, and what it says about a worker that could not write there.
+_SHARED_MEMORY = re.compile(
+    r"file </torch_|workers are out of shared memory|(?:device|exceeded): '?/dev/shm/"
+)
+NO_SPACE = 64 << 20  # bytes
+FIX = (
+    "Remove old runs and checkpoints (keep_last in [checkpoint] keeps fewer), or choose another "
+    "--scratch."
+)
+SHARED_MEMORY_FIX = (
+    "1. Fewer data-loader workers, smaller batches, or a smaller prefetch_factor. "
+    "2. A larger /dev/shm: start a container with --ipc=host or --shm-size. "
+    "3. Remove files that earlier programs left there: ls -l /dev/shm."
+)
+
+
+def check_memory(evidence: Evidence) -> list[Finding]:
+    """Tell whether a GPU or the job has used up its memory, by the type of the error or by who
+    killed the rank.
+    """
+    kind, message = _exception(evidence)
+    docs = f"{DOCS}#out-of-memory"
+    limits = [
+        f"{use.host}: peak {peak / 2**30:.1f} of {limit / 2**30:.1f} GB"
+        for use in evidence.usage[:4]
+        if isinstance(limit := use.details.get("memory_limit"), int)
+        and (peak := use.peak("own_memory")) is not None
+    ]
+    ways_out = HOST_WAYS_OUT if evidence.record.job is None else MORE_MEMORY + HOST_WAYS_OUT
+    if kind == "OutOfMemoryError" or (kind in _CARRIERS and _GPU_MEMORY.search(message)):
+        facts = tuple(_said(evidence))
+        return [Finding("GPU memory", PROBLEM, "A GPU ran out of memory.", WAYS_OUT, facts, docs)]
+    if kills := _kills(evidence):
+        # An exception of the script's own is the cause, unless it says that a process was killed.
+        level = PROBLEM if not kind or _KILLED.search(message) else WARNING
+        text = "The job ran out of memory, and the kernel killed a process."
+        return [Finding("memory", level, text, ways_out, (*kills, *limits), docs)]
+    peak = max((use.peak("own_memory") or 0.0 for use in evidence.usage), default=0.0)
+    if peak < MIN_PEAK:  # the samples of a short run have missed its ranks
+        return []
+    return [Finding("memory", GOOD, f"peak {peak / 2**30:.1f} GB on a node")]
+
+
+def _exception(evidence: Evidence) -> tuple[str, str]:
+    """Return the type and message of the exception that ended the run, if need be from the last
+    line of its log.
+    """
+    failure = evidence.failure
+    if failure.get("type"):
+        return str(failure["type"]), str(failure.get("message", ""))
+    found = _EXCEPTION.match(str(failure.get("last_line", "")))
+    return (found["type"], found["message"]) if found else ("", "")
+
+
+def _said(evidence: Evidence) -> list[str]:
+    """Return what failed, and where in the script."""
+    failure = evidence.failure
+    where = [f"at {failure['where']}"] if failure.get("where") else []
+    return [f"{name_failure(failure)}: {failure_text(failure)}", *where]
+
+
+def _kills(evidence: Evidence) -> list[str]:
+    """Return who says that the kernel has killed a process for want of memory."""
+    facts = _said(evidence)[:1] if evidence.failure.get("out_of_memory") else []
+    if evidence.record.status == "out of memory":
+        facts.append(f"Slurm: job {evidence.record.job} is OUT_OF_MEMORY")
+    # Paceline's own lines are guesses: what it knows is in the failure.
+    lines = [line.strip() for line in evidence.own_lines() if _HOST_MEMORY.search(line)]
+    facts += [f"slurm.log: {line[:200]}" for line in lines if not line.startswith("paceline: ")][
+        -1:
+    ]
+    kills = {use.host: use.peak("oom_kills") for use in evidence.usage}
+    facts += [f"{host}: the kernel killed {n:.0f} processes" for host, n in kills.items() if n]
+    return facts
+
+
+def check_disk(evidence: Evidence) -> list[Finding]:
+    """Tell whether a disk or a quota is full: by what failed to write, and by what is free now."""
+    failure, docs = evidence.failure, f"{DOCS}#a-full-disk"
+    text = "\n".join(str(failure.get(name, "")) for name in ("message", "last_line"))
+    if _SHARED_MEMORY.search(text):
+        full = (
+            "The shared memory (/dev/shm) is full: data-loader workers pass their batches through "
+            "it."
+        )
+        facts = tuple(_said(evidence))
+        return [Finding("shm", PROBLEM, full, SHARED_MEMORY_FIX, facts, f"{DOCS}#shared-memory")]
+    is_error = bool(_DISK.search(text))
+    written, free = _failed_writes(evidence, is_error=is_error), free_space(evidence.folder.path)
+    short = free is not None and free < NO_SPACE
+    if not (written or short or any(each.level == PROBLEM for each in evidence.quotas)):
+        found = [
+            Finding("disk", WARNING, each.text, each.hint, (), docs) for each in evidence.quotas
+        ]
+        known = [Finding("disk", GOOD, f"{(free or 0) / 2**30:.1f} GB free")]
+        return found or (known if free is not None else [])
+    # A run that is done, or has saved since, has got over it; another error is another cause.
+    is_past = bool(written) and _has_saved_since(evidence) and not failure
+    is_over_it = evidence.record.status == DONE or is_past or (bool(failure) and not is_error)
+    path = _PATH.search(text) if is_error else None
+    where = path[1] if path else evidence.folder.path
+    what = "The disk is full, or your quota is used up" if written else "The disk is almost full"
+    facts = (
+        *written,
+        *([f"{evidence.folder.path}: {(free or 0) >> 20} MB free now"] if short else []),
+        *(each.text for each in evidence.quotas),
+    )
+    level = WARNING if is_over_it else PROBLEM
+    return [Finding("disk", level, f"{what}: {where}", FIX, facts, docs)]
+
+
+def free_space(path: Path) -> int | None:
+    try:
+        return shutil.disk_usage(path).free
+    except OSError:
+        return None
+
+
+def _has_saved_since(evidence: Evidence) -> bool:
+    """Whether a checkpoint was written since the last one that could not be."""
+    events = evidence.record.events
+    saves = [each["event"] for each in events if each["event"] in ("saved", "save_failed")]
+    return saves[-1:] == ["saved"]
+
+
+def _failed_writes(evidence: Evidence, *, is_error: bool) -> list[str]:
+    """Return what could not be written."""
+    facts = _said(evidence)[:1] if is_error else []
+    for event in evidence.record.events:
+        if event["event"] == "save_failed" and _DISK.search(str(event.get("error", ""))):
+            step = event.get("step", "?")
+            facts.append(f"the checkpoint of step {step} was not written: {event['error']}")
+    lines = [line.strip()[:200] for line in evidence.own_lines() if _DISK.search(line)]
+    return [*facts[-2:], *(f"slurm.log: {line}" for line in lines[-1:])]

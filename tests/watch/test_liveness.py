@@ -13,9 +13,9 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.stacks import NodeAnswer
 from paceline.slurm.job_states import JobState
 from paceline.watch.diagnosis.diagnosis import diagnose
-from paceline.watch.diagnosis.evidence import read_evidence
+from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.records import Record, read_record
-from paceline.watch.silence import seconds_silent
+from paceline.watch.run_status import seconds_lifeless
 
 HOUR = 3600.0
 
@@ -88,8 +88,8 @@ def test_a_job_whose_end_slurm_has_missed_is_not_started_again(
     record = read(folder, state())
     said = f"no sign of life from node[1-2] for 1h: it is {verdict}, but Slurm has not noticed; use `scancel 7`"
     assert record.detail == said
-    hint = diagnose(read_evidence(record))[0].hint
-    assert hint == "End it: `scancel 7`."
+    hint = diagnose(Evidence(record))[0].hint
+    assert hint == "Use `scancel 7`."
 
 
 SIGNS = [
@@ -107,18 +107,18 @@ def test_any_file_that_is_written_is_a_sign_of_life(tmp_path: Path, sign: str) -
     folder = make_run(tmp_path)
     set_age(folder, 200, sign)
     record = read(folder, state())
-    assert (record.silence, record.detail, record.hint) == (None, "node[1-2]", "")
+    assert (record.seconds_lifeless, record.detail, record.hint) == (None, "node[1-2]", "")
     set_age(folder, 400, sign)
-    assert read(folder, state()).silence == pytest.approx(400, abs=60)
+    assert read(folder, state()).seconds_lifeless == pytest.approx(400, abs=60)
 
 
 def test_a_long_interval_needs_a_longer_silence(tmp_path: Path) -> None:
     """While a run trains in silence for an hour, only the samples show that it lives."""
     folder = make_run(tmp_path, interval=600.0)
     set_age(folder, 2000)
-    assert read(folder, state()).silence is None
+    assert read(folder, state()).seconds_lifeless is None
     set_age(folder, 2500)
-    assert read(folder, state()).silence == pytest.approx(2500, abs=60)
+    assert read(folder, state()).seconds_lifeless == pytest.approx(2500, abs=60)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_long_interval_needs_a_longer_silence(tmp_path: Path) -> None:
     ],
 )
 def test_silence_that_slurm_explains(tmp_path: Path, job_state: JobState) -> None:
-    assert seconds_silent(make_run(tmp_path), job_state) is None
+    assert seconds_lifeless(make_run(tmp_path), job_state) is None
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_silence_that_the_run_folder_explains(tmp_path: Path, reason: str) -> No
     elif reason == "no claim":
         (folder.claims / "1").unlink()
     set_age(folder, HOUR)
-    assert seconds_silent(folder, state()) is None
+    assert seconds_lifeless(folder, state()) is None
 
 
 def test_the_doctor_says_the_same(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_the_doctor_says_the_same(tmp_path: Path) -> None:
         NodeAnswer("node1", {"ranks": []}),
         NodeAnswer("node2", problem="no answer within 20 s"),
     ]
-    finding = diagnose(read_evidence(record, answers))[0]
+    finding = diagnose(Evidence(record, answers))[0]
     assert (finding.about, finding.level) == ("job", "problem")
     assert finding.text == "Slurm shows job 7 as running, but node[1-2] gives no sign of life."
     assert "`scontrol requeue 7`" in finding.hint
@@ -178,11 +178,9 @@ def test_the_doctor_says_the_same(tmp_path: Path) -> None:
 def test_the_doctor_does_not_restart_ranks_that_are_alive(tmp_path: Path) -> None:
     record = read(make_run(tmp_path), state())
     row = [0, 2, 5, 1.0, "S", 0.1, 0.0, 0.0]
-    found = diagnose(read_evidence(record, [NodeAnswer("node1", {"ranks": [row]})]))
+    found = diagnose(Evidence(record, [NodeAnswer("node1", {"ranks": [row]})]))
     finding = next(each for each in found if each.about == "agents")
     assert finding.text == "The ranks on node1 are alive, but their agents write nothing."
     assert not any("requeue" in each.hint for each in found)
     row[4] = ""
-    assert (
-        diagnose(read_evidence(record, [NodeAnswer("node1", {"ranks": [row]})]))[0].about == "job"
-    )
+    assert diagnose(Evidence(record, [NodeAnswer("node1", {"ranks": [row]})]))[0].about == "job"

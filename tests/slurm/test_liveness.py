@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from paceline.cli.commands.doctor import diagnose_run
-from paceline.watch import silence
+from paceline.watch import run_status
 from paceline.watch.records import read_record
 from tests.fault_tolerance.runs import Training, assert_same
 from tests.slurm.harness import Cluster
@@ -19,11 +19,11 @@ Make = Callable[..., Submitted]
 
 @pytest.fixture
 def here(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ask this cluster from this process, and let ten seconds count as silence."""
+    """Ask this cluster from this process, and let ten seconds count as too long."""
     with monkeypatch.context() as patch:
         for name, value in cluster.environment.items():
             patch.setenv(name, value)
-        patch.setattr(silence, "MIN_SILENCE", 10.0)
+        patch.setattr(run_status, "LIMIT", 10.0)
         yield
 
 
@@ -37,14 +37,16 @@ def test_a_node_that_dies_and_comes_back_at_once(
     ours.submit("--system-metrics", "1s")
     ours.at("step-23", ranks=4)
     ours.until(lambda: len(list(ours.folder.system.glob("*.jsonl"))) == 2, "nothing is sampled")
-    assert read_record(ours.folder).silence is None, (
+    assert read_record(ours.folder).seconds_lifeless is None, (
         "the ranks wait at the gate, but the agents write"
     )
     head = cluster.show(ours.job)["BatchHost"]
     cluster.restart_controller(kill=True)  # it takes this for news of every job
     cluster.kill_node(head)
     cluster.start_node(head)
-    ours.until(lambda: read_record(ours.folder).silence is not None, "nobody notices the silence")
+    ours.until(
+        lambda: read_record(ours.folder).seconds_lifeless is not None, "nobody notices the silence"
+    )
     assert cluster.state(ours.job) == "RUNNING", (
         "Slurm has noticed too, so there is nothing to test"
     )
@@ -57,5 +59,5 @@ def test_a_node_that_dies_and_comes_back_at_once(
     ours.restarted(1)
     ours.open("step-23")
     ours.completes()
-    assert read_record(ours.folder).silence is None
+    assert read_record(ours.folder).seconds_lifeless is None
     assert_same(ours, four_undisturbed)
