@@ -179,17 +179,48 @@ def test_code_without_a_repository_travels(tmp_path: Path) -> None:
     assert [*list_code(tmp_path, limit=MB, travels=True).sizes] == ["train.py"]
 
 
-def test_nothing_travels_if_git_cannot_read_gitignore(tmp_path: Path) -> None:
-    for name in ("train.py", "patients.csv"):
+def test_gitignore_counts_without_a_repository(tmp_path: Path) -> None:
+    for name in (
+        "train.py",
+        "package/model.py",
+        "data/big.bin",
+        "package/a.ckpt",
+        "runs/x",
+        "env/pyvenv.cfg",
+        "env/b.py",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
-    assert {*list_code(tmp_path, limit=MB, travels=True).sizes} == {"patients.csv", "train.py"}
-    (tmp_path / ".gitignore").write_text("patients.csv\n")
-    with pytest.raises(EnvironmentProblem, match="not a git repository") as caught:
-        list_code(tmp_path, limit=MB, travels=True)
-    assert "git init" in caught.value.hint
-    assert "patients.csv" in list_code(tmp_path, limit=MB).sizes, "here it may be copied"
-    git(tmp_path, "init", "-q")
-    assert "patients.csv" not in list_code(tmp_path, limit=MB, travels=True).sizes
+    (tmp_path / ".gitignore").write_text("/data/\n")
+    (tmp_path / "package" / ".gitignore").write_text("*.ckpt\n")
+    (tmp_path / "link").symlink_to("package")
+    for travels in (False, True):
+        assert {*list_code(tmp_path, limit=MB, travels=travels).sizes} == {
+            ".gitignore",
+            "link",
+            "package/.gitignore",
+            "package/model.py",
+            "train.py",
+        }
+
+
+def test_nothing_travels_if_git_cannot_read_gitignore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, programs = tmp_path / "project", tmp_path / "bin"
+    for folder in (project, programs):
+        folder.mkdir()
+    for name in ("train.py", "patients.csv"):
+        (project / name).write_text("x")
+    (programs / "git").write_text("#!/bin/sh\necho 'fatal: bad config line 1' >&2\nexit 128\n")
+    (programs / "git").chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(programs))
+        assert {*list_code(project, limit=MB, travels=True).sizes} == {"patients.csv", "train.py"}
+        (project / ".gitignore").write_text("patients.csv\n")
+        with pytest.raises(EnvironmentProblem, match="bad config line 1"):
+            list_code(project, limit=MB, travels=True)
+        assert "patients.csv" in list_code(project, limit=MB).sizes, "here it may be copied"
 
 
 def test_without_git_the_folder_is_listed_without_clutter(

@@ -27,14 +27,21 @@ def cancel_run(folder: RunFolder, *, running: bool, save: bool = False) -> None:
     Raises UsageError if the run is another user's, or runs on a host that this one cannot signal.
     """
     require_own_folder(folder.path, "Run")
-    job = slurm.read_job_id(folder)
-    if job is None:
-        _stop_here(folder)
-    elif save and running:
+    job, holder = slurm.read_job_id(folder), find_holder(folder)
+    if job is not None and save and running:
         slurm.request_stop(folder, job)
-    else:
+    elif job is not None:
         slurm.cancel(folder, job)
         forget_secrets(folder.environment)  # a job that was still queued does not do so itself
+    elif holder is not None and holder.job is None and holder.whereabouts() == ELSEWHERE:
+        raise UsageError(
+            f"Run {folder.path.name} was started on {holder.host}, which this host cannot signal.",
+            hint="Run this command there.",
+        )
+    else:
+        write_atomically(folder.cancelled, f"{time.time():.0f}\n")
+        if holder is not None and (pids := holder.pids()):
+            os.kill(pids[0], signal.SIGTERM)  # the command that started it asks its agents to stop
 
 
 def requeue_run(folder: RunFolder, *, running: bool, over: bool) -> str:
@@ -52,7 +59,15 @@ def requeue_run(folder: RunFolder, *, running: bool, over: bool) -> str:
             hint=f"Continue it with `paceline run --resume {run}`.",
         )
     if over:
-        return _submit_again(folder)
+        from paceline.launch.resume import Typed, find_earlier_run
+        from paceline.launch.slurm_job import SlurmJob
+
+        found, earlier, _ = find_earlier_run(
+            str(folder.path), None, typed=Typed(), here=load_job(Program("")), backend="slurm"
+        )
+        again = SlurmJob(found, earlier=earlier)
+        again.check()
+        return str(again.submit(["paceline", "submit", "--resume", run]).job_id)
     if not running:
         raise UsageError(f"Run {run} is already in the queue as job {job}.")
     if not requeues_itself(folder):
@@ -62,30 +77,3 @@ def requeue_run(folder: RunFolder, *, running: bool, over: bool) -> str:
         )
     slurm.request_requeue(job)
     return job
-
-
-def _stop_here(folder: RunFolder) -> None:
-    """Signal the command that started a local run; it asks its agents to stop."""
-    holder = find_holder(folder)
-    if holder is not None and holder.job is None and holder.whereabouts() == ELSEWHERE:
-        raise UsageError(
-            f"Run {folder.path.name} was started on {holder.host}, which this host cannot signal.",
-            hint="Run this command there.",
-        )
-    write_atomically(folder.cancelled, f"{time.time():.0f}\n")
-    if holder is not None and (pids := holder.pids()):
-        os.kill(pids[0], signal.SIGTERM)
-
-
-def _submit_again(folder: RunFolder) -> str:
-    from paceline.launch.resume import Typed, find_earlier_run
-    from paceline.launch.slurm_job import SlurmJob
-    from paceline.launch.submission import SLURM
-
-    here = load_job(Program(""))
-    job, earlier, _ = find_earlier_run(
-        str(folder.path), None, typed=Typed(), here=here, backend=SLURM
-    )
-    again = SlurmJob(job, earlier=earlier)
-    again.check()
-    return str(again.submit(["paceline", "submit", "--resume", folder.path.name]).job_id)

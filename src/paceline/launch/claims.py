@@ -33,37 +33,32 @@ def require_not_running(run: RunFolder) -> None:
 
 
 def _require_over(run: RunFolder, holder: Holder | None) -> None:
-    _require_no_job(run, holder)
+    if run.job.exists() or (holder is not None and holder.job is not None):
+        _require_no_job(run, holder)
     if holder is None or holder.job is not None or holder.name == local_job_start_name():
         return
-    where = holder.whereabouts()
+    where, name = holder.whereabouts(), run.path.name
     if where == HERE:
-        pid = holder.pids()[0]
         raise UsageError(
-            f"Run {run.path.name} is still running as process {pid}.",
-            hint=f"Wait for it, or stop it with `{to_type(f'cancel {run.path.name}')}`.",
+            f"Run {name} is still running as process {holder.pids()[0]}.",
+            hint=f"Wait for it, or stop it with `{to_type(f'cancel {name}')}`.",
         )
     if where == ELSEWHERE:
         raise UsageError(
-            f"Run {run.path.name} was started on {holder.host}, and has not ended there as far as "
-            "this host can see.",
+            f"Run {name} was started on {holder.host}, and has not ended there as far as this host "
+            "can see.",
             hint="Wait for it, or stop it there. Only if you are sure that it no longer runs, "
-            "remove"
-            f" {holder.job_start.process} and try again.",
+            f"remove {holder.job_start.process} and try again.",
         )
 
 
 def _require_no_job(run: RunFolder, holder: Holder | None) -> None:
-    if not run.job.exists() and (holder is None or holder.job is None):
-        return
     # a new run has no job, and its command should start fast
     from paceline.slurm import commands as slurm
     from paceline.slurm import squeue_and_sacct
     from paceline.slurm.job_states import LIVE, WAITING
 
-    jobs = [
-        job for job in (slurm.read_job_id(run), holder.job if holder else None) if job is not None
-    ]
+    jobs = [job for job in (slurm.read_job_id(run), holder.job if holder else None) if job]
     try:
         states = squeue_and_sacct.states(jobs)
     except ClusterError as problem:
@@ -73,10 +68,9 @@ def _require_no_job(run: RunFolder, holder: Holder | None) -> None:
             f"Cannot find out whether job {jobs[0]} still has run {run.path.name}: "
             f"{problem.message}",
             hint="Try again where that Slurm is reachable: on a login node, or, if the job is in "
-            "a sandbox, after"
-            ' `eval "$(paceline sandbox env)"` in this terminal. Without that Slurm, start a new '
-            "run from its newest"
-            f" checkpoint: `--start-from {run.path.name} --continue`.",
+            'a sandbox, after `eval "$(paceline sandbox env)"` in this terminal. Without that '
+            "Slurm, start a new run from its newest checkpoint: "
+            f"`--start-from {run.path.name} --continue`.",
         ) from None
     for state in states.values():
         if state.phase in (LIVE, WAITING):

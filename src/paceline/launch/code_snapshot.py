@@ -112,29 +112,26 @@ def list_code(
     names, secrets = find_code(
         folder, exclude=exclude, exclude_paths=exclude_paths, travels=travels
     )
-    if len(names) > MAX_FILES:
-        count = Counter(name.partition("/")[0] for name in names if "/" in name)
-        problem = CodeTooLarge(
-            f"The code in {folder} has more than {MAX_FILES:,} files."
-            + "".join(f" Most are in {name}." for name, _ in count.most_common(1)),
-            hint="Add data to .gitignore or to exclude in [project], or pass --no-snapshot.",
-        )
-        problem.largest, problem.is_count = [name for name, _ in count.most_common(1)], True
-        raise problem
     sizes = _measure(folder, names)
-    size = sum(sizes.values())
-    if size > limit:
+    size, count = sum(sizes.values()), len(sizes)
+    if count > MAX_FILES:
+        folders = Counter(name.partition("/")[0] for name in names if "/" in name)
+        amount, least = f"more than {MAX_FILES:,} files", "Most are in"
+        largest = [name for name, _ in folders.most_common(1)]
+        listed = ", ".join(largest)
+    elif size > limit:
+        amount, least = f"{show_size(size)}, at most {show_size(limit)} allowed", "The largest:"
         largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
         listed = ", ".join(f"{name} ({show_size(sizes[name])})" for name in largest)
-        problem = CodeTooLarge(
-            f"The code in {folder} is too large: {show_size(size)}, at most {show_size(limit)} "
-            f"allowed. The largest: {listed}.",
-            hint="Add data to .gitignore or to exclude in [project], raise snapshot_limit, or pass "
-            "--no-snapshot.",
-        )
-        problem.largest = largest
-        raise problem
-    return CodeList(folder, sizes, tuple(secrets))
+    else:
+        return CodeList(folder, sizes, tuple(secrets))
+    problem = CodeTooLarge(
+        f"The code in {folder} is too large: {amount}. {least} {listed}.",
+        hint="Add data to .gitignore or to exclude in [project], raise snapshot_limit, or pass "
+        "--no-snapshot.",
+    )
+    problem.largest, problem.is_count = largest, count > MAX_FILES
+    raise problem
 
 
 def find_code(
@@ -172,8 +169,15 @@ def _list(folder: Path, *, travels: bool) -> list[str]:
     sent = read_sent_code(folder)
     if sent is not None:  # listed where it came from
         return list(sent.files)
+    rules = ["ls-files", "-z", "--others", "--exclude-standard"]
     try:
-        listed = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        if repository_root(folder) is not None:
+            listed = _git(folder, *rules, "--cached")
+        else:  # as in a new repository, so that .gitignore counts
+            rules += [f"--exclude={pattern}" for pattern in CLUTTER]
+            with tempfile.TemporaryDirectory(prefix="paceline-git-") as place:
+                _git(folder, "init", "--quiet", "--bare", "--template=", place)
+                listed = _git(folder, f"--git-dir={place}", f"--work-tree={folder}", *rules)
     except GIT_FAILURES as problem:
         names = list(_walk(folder))
         has_rules = any(os.path.basename(name) == ".gitignore" for name in names)
@@ -182,8 +186,7 @@ def _list(folder: Path, *, travels: bool) -> list[str]:
             raise EnvironmentProblem(
                 f"git cannot list the files of {folder}, so Paceline cannot tell which ones it "
                 f"ignores: {said}",
-                hint="Nothing was sent. Try `git status` there, and fix what it reports; if there "
-                "is no repository, `git init` makes one.",
+                hint="Nothing was sent. Try `git status` there, and fix what it reports.",
             ) from None
         return names
     names = []
@@ -193,7 +196,8 @@ def _list(folder: Path, *, travels: bool) -> list[str]:
             names.append(name)
         elif name and (path / ".git").exists():  # a submodule, or a repository inside this one
             names += [f"{name.rstrip('/')}/{inner}" for inner in _list(path, travels=travels)]
-    return names
+    venvs = [name.removesuffix("pyvenv.cfg") for name in names if name.endswith("/pyvenv.cfg")]
+    return [name for name in names if not name.startswith(tuple(venvs))]
 
 
 def _git(folder: Path, *args: str) -> bytes:
@@ -242,11 +246,6 @@ class CodeIdentity:
     commit: str | None = None
     branch: str | None = None
     changed: bool | None = None  # whether the code differs from the commit
-
-    def __str__(self) -> str:
-        if self.commit is None:
-            return "no commit"
-        return f"{self.commit[:10]}{' + changes' if self.changed else ''}"
 
 
 def identify_code(folder: Path) -> CodeIdentity:

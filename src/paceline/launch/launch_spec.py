@@ -90,15 +90,6 @@ def data_settings(job: Job) -> dict[str, Any]:
     }
 
 
-def tracking_settings(job: Job) -> dict[str, Any]:
-    """Return `[tracking]` as ranks read it: the keys that are set."""
-    # By way of all tables, which pydantic has prepared already: for this one alone it would look
-    # for plugins.
-    settings = job.tables.model_dump(mode="json", exclude_defaults=True, include={"tracking"})
-    tracking: dict[str, Any] = settings.get("tracking", {})
-    return tracking
-
-
 def notify_settings(job: Job) -> dict[str, Any]:
     """Return `[notify]` as the head agent reads it; empty if nobody is to be told."""
     notify = job.notify
@@ -127,6 +118,9 @@ def make_launch_spec(
     it.
     """
     script = job.cwd / job.program.name
+    # By way of all tables, which pydantic has prepared already: for this one alone it would look
+    # for plugins.
+    tracking = job.tables.model_dump(mode="json", exclude_defaults=True, include={"tracking"})
     is_module = job.program.is_module
     return LaunchSpec(
         run_id=run_path.run_id,
@@ -166,7 +160,7 @@ def make_launch_spec(
         fitness=job.launch.fitness,
         data=data_settings(job),
         system_metrics=float(job.runtime.system_metrics),
-        tracking=tracking_settings(job),
+        tracking=tracking.get("tracking", {}),
         notify=notify_settings(job),
     )
 

@@ -32,7 +32,6 @@ START_AGENT = (
     "import sys; sys.path[:1] = filter(None, sys.path[:1]); from paceline.agent.main "
     "import main; sys.exit(main())"
 )
-FORKING_SYSTEMS = ("Linux",)  # macOS can fork, but its own libraries crash afterwards
 
 
 @dataclass(frozen=True)
@@ -116,20 +115,18 @@ def local_rank_counts(job: Job, machine: Machine, old: LaunchSpec | None = None)
 def choose_style(job: Job, machine: Machine) -> tuple[str, list[str]]:
     """Return the style that works here, and a note if it is not the requested one."""
     style = job.launch.style
-    typed = job.is_typed("launch.style")
+    if style not in LOCAL_STYLES and job.is_typed("launch.style"):
+        raise SpecError(
+            f"The {style} style needs a Slurm allocation.",
+            hint=f"Use `paceline submit`, or one of these styles: {', '.join(LOCAL_STYLES)}.",
+        )
     if style not in LOCAL_STYLES:
-        if typed:
-            raise SpecError(
-                f"The {style} style needs a Slurm allocation.",
-                hint=f"Use `paceline submit`, or one of these styles: {', '.join(LOCAL_STYLES)}.",
-            )
-        return "fork", [
-            f"the {style} style ({job.source('launch.style')}) needs Slurm, so this run uses fork"
-        ]
-    if style in ("fork", "lightning", "accelerate") and machine.system not in FORKING_SYSTEMS:
-        return "spawn", [
-            f"the {style} style needs Linux, so this run uses spawn on {machine.system}"
-        ]
+        source = job.source("launch.style")
+        return "fork", [f"the {style} style ({source}) needs Slurm, so this run uses fork"]
+    # macOS can fork, but its own libraries crash afterwards
+    if machine.system != "Linux" and style in ("fork", "lightning", "accelerate"):
+        note = f"the {style} style needs Linux, so this run uses spawn on {machine.system}"
+        return "spawn", [note]
     return style, []
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.contract.gpus import visible_devices
-from paceline.errors import EnvironmentProblem, PacelineError, SpecError, UsageError
+from paceline.errors import EnvironmentProblem, SpecError
 from paceline.launch.local_plan import Machine
 from paceline.spec.home_path import expand_home
 from paceline.spec.job import Job
@@ -20,7 +20,10 @@ def detect_machine(environ: Mapping[str, str]) -> Machine:
     """Return the cores and GPUs that a run on this machine may use."""
     gpus = usable_gpus(environ)
     devices = tuple(visible_devices(environ) or ())[:gpus]
-    return Machine(cores=usable_cores(), gpus=gpus, system=platform.system(), devices=devices)
+    # an allocation may restrict the cores of this process
+    may_use = getattr(os, "sched_getaffinity", None)
+    cores = len(may_use(0)) if may_use else os.cpu_count() or 1
+    return Machine(cores=cores, gpus=gpus, system=platform.system(), devices=devices)
 
 
 def current_folder() -> Path:
@@ -56,19 +59,11 @@ def interpreter(job: Job) -> str:
     found = shutil.which(job.folder / requested if os.sep in requested else requested)
     if found is None:
         key = "environment.python" if job.environment.python else "environment.path"
-        kind: type[PacelineError] = UsageError if job.is_typed(key) else EnvironmentProblem
-        raise kind(
+        raise SpecError(
             f"{job.source(key)} requires {requested}, which is not an executable here.",
             hint="Fix the path.",
         )
     return os.path.abspath(found)
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may use; an allocation may restrict them."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def usable_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:

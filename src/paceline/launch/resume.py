@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,11 +45,6 @@ class Typed:
     config: Path | None = None
     profile: str | None = None
 
-    def changes_script(self) -> bool:
-        """Whether the script may find more to do than before."""
-        set_flags = (flag.key.partition(".")[0] for flag in self.flags if flag.value is not None)
-        return bool(self.params) or not set(_SEEN_BY_SCRIPT).isdisjoint(set_flags)
-
     def has(self, key: str) -> bool:
         return any(flag.key == key and flag.value is not None for flag in self.flags)
 
@@ -71,11 +67,14 @@ def find_earlier_run(
     require_not_running(folder)
     if backend == SLURM:
         note = _require_work_left(folder, old, program=program, typed=typed)
-    record = _read_record(folder)
+    with _resumable(folder.run_json):
+        record = read_object(folder.run_json)
+        if not isinstance(record.get("spec"), dict):
+            raise ValueError("it has no settings")
     project = here if program is not None else _live_project(folder, old, record)
     tables = _recorded_tables(record, old, typed)
     if backend == SLURM and record.get("backend") == LOCAL:
-        tables = _portable_tables(tables, EarlierRun(folder, record, old, False))
+        tables = _portable_tables(tables)
         job = load_job(
             project.program,
             flags=typed.flags,
@@ -100,27 +99,20 @@ def find_earlier_run(
     return job, EarlierRun(folder, record, old, keeps_code), note
 
 
+@contextmanager
+def _resumable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as problem:
+        raise EnvironmentProblem(
+            f"Cannot read {path}: {problem}.", hint="Start a new run instead of resuming this one."
+        ) from None
+
+
 def read_launch_spec(folder: RunFolder) -> LaunchSpec:
     """Return the launch spec of an existing run."""
-    try:
+    with _resumable(folder.launch_spec):
         return LaunchSpec.from_json(read_bounded(folder.launch_spec).decode())
-    except (OSError, ValueError) as problem:
-        raise EnvironmentProblem(
-            f"Cannot read {folder.launch_spec}: {problem}.",
-            hint="Start a new run instead of resuming this one.",
-        ) from None
-
-
-def _read_record(folder: RunFolder) -> dict[str, Any]:
-    try:
-        record = read_object(folder.run_json)
-        if not isinstance(record.get("spec"), dict):
-            raise ValueError("it has no settings")
-    except (OSError, ValueError) as problem:
-        raise EnvironmentProblem(
-            f"Cannot read {folder.run_json}: {problem}.", hint="Start a new run."
-        ) from None
-    return record
 
 
 def _live_project(folder: RunFolder, old: LaunchSpec, record: Mapping[str, Any]) -> Job:
@@ -167,7 +159,7 @@ def _recorded_tables(record: Mapping[str, Any], old: LaunchSpec, typed: Typed) -
     return tables
 
 
-def _portable_tables(tables: Mapping[str, Any], earlier: EarlierRun) -> dict[str, Any]:
+def _portable_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a job keeps of a local run: its name, its variables, and what is not here's."""
     kept = {key: dict(value) for key, value in tables.items() if key in _PORTABLE}
     for key in ("cpu", "backend"):
@@ -197,9 +189,9 @@ def _require_work_left(
     run = folder.path.name
     if not find_checkpoints(folder.path):
         return f"{run} is done and has no checkpoint: its script starts from the beginning"
-    if typed.changes_script():
-        return ""
-    if program is None:
+    set_flags = {flag.key.partition(".")[0] for flag in typed.flags if flag.value is not None}
+    changes_script = typed.params or not set_flags.isdisjoint(_SEEN_BY_SCRIPT)
+    if program is None and not changes_script:
         name = old.program if old.is_module else Path(old.program).name
         script = f"{'-m ' if old.is_module else ''}{quote(name)}"
         raise UsageError(
@@ -207,10 +199,5 @@ def _require_work_left(
             hint="To train longer, pass the script with new arguments: "
             f"{to_type(f'submit --resume {run}')} {script} --epochs 20\n"
             f"  For a new run: {to_type('submit --name NEW')} {script}",
-        )
-    if list(program.args) == list(old.args):
-        return (
-            f"{run} is done: with the same arguments, the job has nothing to do unless the code "
-            "now trains for longer"
         )
     return ""

@@ -8,9 +8,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -55,21 +54,15 @@ def resolve_scratch(job: Job, environ: Mapping[str, str]) -> Path:
     base = expand_home(environ.get("SCRATCH") or "~") / "paceline" if on_cluster else job.folder
     if job.project.scratch is None:
         return base
-    text = re.sub(
-        r"\$(?:\{(\w+)\}|(\w+))",
-        lambda match: _variable(match[1] or match[2], job, environ),
-        job.project.scratch,
-    )
+    text = job.project.scratch
+    for name in re.findall(r"\$\{?(\w+)", text):
+        if not environ.get(name):
+            raise SpecError(
+                f"{job.source('project.scratch')} is {text!r}, but ${name} is not set.",
+                hint=f"Set {name} or {env.SCRATCH}, or use another folder.",
+            )
+    text = re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda match: environ[match[1] or match[2]], text)
     return Path(os.path.abspath(base / expand_home(text)))
-
-
-def _variable(name: str, job: Job, environ: Mapping[str, str]) -> str:
-    if not environ.get(name):
-        raise SpecError(
-            f"{job.source('project.scratch')} is {job.project.scratch!r}, but ${name} is not set.",
-            hint=f"Set {name} or {env.SCRATCH}, or use another folder.",
-        )
-    return environ[name]
 
 
 def new_run_path(job: Job, environ: Mapping[str, str]) -> RunPath:
@@ -97,28 +90,37 @@ def find_run(name: str, scratch: Path) -> RunFolder:
     if RunFolder(Path(name)).run_json.is_file():
         return RunFolder(Path(name).resolve())
     known = [Path(path) for path in list_folders(scratch, "run.json")][::-1]
+    if name == "last":
+        for path in filter(is_own_folder, reversed(known)):
+            return RunFolder(path)
+        raise RunNotFound(f"You have no runs in {scratch}.", hint=_where_runs_are())
     exact = [path for path in known if path.name == name]
-    matches = (
-        list(islice(filter(is_own_folder, reversed(known)), 1)) if name == "last" else _own(exact)
-    )
+    own = [path for path in exact if is_own_folder(path)]
+    names = {} if own else {path: _other_names(RunFolder(path), name) for path in known}
+    trial = re.fullmatch(r"(.+)-(\d+)", name)
+    trials = f"*/*/{glob.escape(trial[1])}/{TRIALS}/{trial[2]}/run.json" if trial else ""
     # Whole names come before parts of them: `cancel a` must not cancel the run whose id happens to
     # end with an a.
-    names = {} if matches else {path: _other_names(RunFolder(path), name) for path in known}
-    matches = matches or _own(path for path in names if name in names[path])
-    if not matches and (match := re.fullmatch(r"(.+)-(\d+)", name)):
-        trials = scratch.glob(f"*/*/{glob.escape(match[1])}/{TRIALS}/{match[2]}/run.json")
-        matches = _own(path.parent for path in trials)
-    matches = matches or _own(
-        path
-        for path in names
-        if path.name.startswith(name) or path.name.endswith(name) or names[path][0].startswith(name)
+    candidates = (
+        own,
+        (path for path in names if name in names[path]),
+        (path.parent for path in (scratch.glob(trials) if trials else ())),
+        (
+            path
+            for path in names
+            if name
+            in (path.name[: len(name)], path.name[-len(name) :], names[path][0][: len(name)])
+        ),
     )
-    matches = matches or (exact if is_run_id(name) else [])
+    found = (list(filter(is_own_folder, paths)) for paths in candidates)
+    matches = next(filter(None, found), exact if is_run_id(name) else [])
     if len(matches) == 1:
         return RunFolder(matches[0])
     if matches:
         newest = ", ".join(
-            f"{path.name} ({found})" if names and (found := _read_name(path)) else path.name
+            f"{path.name} ({label})"
+            if names and (label := _read_details(path).get("name"))
+            else path.name
             for path in matches[:-6:-1]
         )
         more = f" and {len(matches) - 5} older ones" if len(matches) > 5 else ""
@@ -126,15 +128,19 @@ def find_run(name: str, scratch: Path) -> RunFolder:
             f"{name!r} matches {len(matches)} runs: {newest}{more}.",
             hint="Give the run's id, or more of it.",
         )
-    if name == "last":
-        raise RunNotFound(f"You have no runs in {scratch}.", hint=_where_runs_are())
+    words = {
+        word: path
+        for path in known
+        for word in (path.name, _read_details(path).get("name"))
+        if word
+    }
+    close = filter(lambda word: is_own_folder(words[word]), difflib.get_close_matches(name, words))
+    suggestion = next((f"Did you mean {word!r}? " for word in close), "")
     raise RunNotFound(
         f"There is no run {name!r} in {scratch}.",
-        hint=f"{_suggestion(name, known)}{_elsewhere()}Give a run's id, the start or end of it, "
-        "its name or the start"
-        " of that, its job id, or its folder. For another user's run, give the whole id or the "
-        "folder. "
-        f"`{to_type('ps')}` lists runs.",
+        hint=f"{suggestion}{_elsewhere()}Give a run's id, the start or end of it, its name or the "
+        "start of that, its job id, or its folder. For another user's run, give the whole id or "
+        f"the folder. `{to_type('ps')}` lists runs.",
     )
 
 
@@ -144,10 +150,9 @@ def _where_runs_are() -> str:
     """
     if not (name := cluster()):
         return f"{_elsewhere()}Give a run's folder, or set PACELINE_SCRATCH."
-    first = f"Submit one with `paceline submit --on {quote(name)} SCRIPT`."
     return (
-        f"{first} If you have runs in another folder there, set scratch in "
-        f"[profiles.{name}.project]."
+        f"Submit one with `paceline submit --on {quote(name)} SCRIPT`. If you have runs in another "
+        f"folder there, set scratch in [profiles.{name}.project]."
     )
 
 
@@ -155,17 +160,6 @@ def _elsewhere() -> str:
     from paceline.spec.clusters import suggest_clusters
 
     return f"{found} " if (found := suggest_clusters()) else ""
-
-
-def _suggestion(wanted: str, paths: Iterable[Path]) -> str:
-    """Return the id or the name of an own run that is much like the wanted one, as a question;
-    empty if none is.
-    """
-    known = {word: path for path in paths for word in (path.name, _read_name(path)) if word}
-    close = (
-        word for word in difflib.get_close_matches(wanted, known, n=3) if is_own_folder(known[word])
-    )
-    return next((f"Did you mean {word!r}? " for word in close), "")
 
 
 def find_own_run(name: str, scratch: Path, *, also_fetched: bool = False) -> RunFolder:
@@ -205,10 +199,6 @@ def require_not_fetched(folder: RunFolder) -> None:
     )
 
 
-def _own(paths: Iterable[Path]) -> list[Path]:
-    return [path for path in paths if is_own_folder(path)]
-
-
 def _other_names(folder: RunFolder, wanted: str) -> tuple[str, ...]:
     """Return what else a run is known by: the name that `--name` gave it, or else its program, and
     its jobs if a job may be wanted.
@@ -223,11 +213,8 @@ def _other_names(folder: RunFolder, wanted: str) -> tuple[str, ...]:
     return name, "" if name else program, *jobs
 
 
-def _read_name(path: Path) -> str:
-    return str(_read_details(path).get("name") or "")
-
-
 def _read_details(path: Path, part: str = "") -> dict[str, Any]:
+    """Return run.json; empty if it cannot be read, or has no text with this part."""
     parts = {json.dumps(part, ensure_ascii=each)[1:-1].encode() for each in (True, False)}
     with suppress(OSError, ValueError):
         text = read_bounded(f"{path}/run.json")
@@ -329,10 +316,6 @@ def create_scratch(scratch: Path) -> None:
     scratch.mkdir(parents=True, exist_ok=True)
     marked = any((parent / mark).exists() for parent in scratch.parents for mark in PROJECT_MARKS)
     if marked or scratch.name == DEFAULT_SCRATCH:
-        _write_shields(scratch)
-
-
-def _write_shields(scratch: Path) -> None:
-    for name, text in SHIELDS.items():
-        with suppress(OSError):  # whatever is wrong with the folder, the run itself will say it
-            (scratch / name).write_text(text, encoding="utf-8")
+        for name, text in SHIELDS.items():
+            with suppress(OSError):  # whatever is wrong with the folder, the run itself will say it
+                (scratch / name).write_text(text, encoding="utf-8")

@@ -5,7 +5,6 @@ submitted it.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import io
 import marshal
 import os
@@ -13,9 +12,8 @@ import secrets
 import shutil
 import sys
 import zipfile
-from importlib.machinery import SourceFileLoader
+from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
-from types import CodeType
 
 import paceline
 
@@ -94,24 +92,7 @@ def _pack(sources: dict[str, bytes], *, compiled: bool) -> bytes:
         for name, content in sources.items():
             archive.writestr(zipfile.ZipInfo(name, FIXED_DATE), content)
             if compiled and name.endswith(".py"):
-                code = importlib.util.MAGIC_NUMBER + UNCHECKED + importlib.util.source_hash(content)
-                code += marshal.dumps(_code(name, content))
-                archive.writestr(zipfile.ZipInfo(f"{name}c", FIXED_DATE), code)
+                header = MAGIC_NUMBER + UNCHECKED + source_hash(content)
+                code = marshal.dumps(compile(content, name, "exec", dont_inherit=True))
+                archive.writestr(zipfile.ZipInfo(f"{name}c", FIXED_DATE), header + code)
     return packed.getvalue()
-
-
-def _code(name: str, source: bytes) -> CodeType:
-    """Return a module's code. Python has usually compiled it already, and reading that is much
-    faster.
-    """
-    path = Path(paceline.__file__).parent.parent / name
-    code = SourceFileLoader(name, str(path)).get_code(name) if path.is_file() else None
-    return _rename(code or compile(source, name, "exec", dont_inherit=True), name)
-
-
-def _rename(code: CodeType, name: str) -> CodeType:
-    """Return the code with the path that tracebacks of a job show."""
-    constants = tuple(
-        _rename(each, name) if isinstance(each, CodeType) else each for each in code.co_consts
-    )
-    return code.replace(co_filename=name, co_consts=constants)

@@ -23,7 +23,7 @@ from paceline.launch.secrets import NO_SECRETS, Secrets, choose_secrets, plain_v
 from paceline.slurm.array_script import Trials, array_script
 from paceline.slurm.batch_script import EnvironmentSection, ScriptPlan, job_script
 from paceline.slurm.sbatch import BatchJob
-from paceline.slurm.sbatch_directives import TaskCounts, count_tasks, directives, require_plain_path
+from paceline.slurm.sbatch_directives import count_tasks, directives, require_plain_path
 from paceline.slurm.submission_environment import submission_environment
 from paceline.spec.job import Job
 from paceline.spec.run_path import RunPath
@@ -105,12 +105,15 @@ def plan_slurm(
         options = trials.directives(job, options, run_path.folder.path)
     submission = submission_environment(environ, options)
     secrets = choose_secrets(job, environ=environ, file_secrets=file_secrets)
-    launch_spec = _launch_spec(
+    launch_spec = make_launch_spec(
         job,
         run_path=run_path,
-        counts=counts,
+        rank_counts=RankCounts(counts.nodes, counts.nproc, counts.gpus, counts.cpus_per_rank),
         python=interpreter(job, environ, python),
         path_in_job=path_in_job,
+        # secrets are in environment.sh alone: the launch spec is an ordinary file
+        variables=plain_variables(job),
+        max_restarts=(job.resume.max_attempts or DEFAULT_ATTEMPTS) - 1,
     )
     entry = container_entry(job, run_path, gpus=counts.gpus)
     environment = EnvironmentSection(
@@ -120,10 +123,12 @@ def plan_slurm(
         container=entry.definition,
     )
     uses_mpirun = job.launch.style == "mpirun"
+    name = run_path.run_id if trials is None else f"trials of {trials.sweep.name}"
+    program = PurePath(job.program.name).name.replace("\n", " ")
+    nodes = f"{counts.nodes} node{'s' if counts.nodes > 1 else ''}"
+    ranks = f"{counts.nproc} rank{'s' if counts.nproc > 1 else ''}"
     script_plan = ScriptPlan(
-        title=_title(
-            job, counts, run_path.run_id if trials is None else f"trials of {trials.sweep.name}"
-        ),
+        title=f"{name}: {program} on {nodes} x {ranks}, style {job.launch.style}",
         folder=run_path.folder,
         python=launch_spec.python,
         task_counts=counts,
@@ -156,26 +161,6 @@ def plan_slurm(
     )
 
 
-def _launch_spec(
-    job: Job,
-    *,
-    run_path: RunPath,
-    counts: TaskCounts,
-    python: str,
-    path_in_job: Callable[[Path], Path],
-) -> LaunchSpec:
-    return make_launch_spec(
-        job,
-        run_path=run_path,
-        rank_counts=RankCounts(counts.nodes, counts.nproc, counts.gpus, counts.cpus_per_rank),
-        python=python,
-        path_in_job=path_in_job,
-        # secrets are in environment.sh alone: the launch spec is an ordinary file
-        variables=plain_variables(job),
-        max_restarts=(job.resume.max_attempts or DEFAULT_ATTEMPTS) - 1,
-    )
-
-
 def _dependency(job: Job, after: Sequence[str]) -> list[str]:
     """On the command line, not in the script: a script that is submitted again by hand should wait
     for nobody.
@@ -188,10 +173,3 @@ def _dependency(job: Job, after: Sequence[str]) -> list[str]:
     if after:  # and do not wait for ever if one of them fails
         return [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"]
     return [f"--dependency={job.resources.dependency}"] if job.resources.dependency else []
-
-
-def _title(job: Job, counts: TaskCounts, name: str) -> str:
-    program = PurePath(job.program.name).name.replace("\n", " ")
-    nodes = f"{counts.nodes} node{'s' if counts.nodes > 1 else ''}"
-    ranks = f"{counts.nproc} rank{'s' if counts.nproc > 1 else ''}"
-    return f"{name}: {program} on {nodes} x {ranks}, style {job.launch.style}"

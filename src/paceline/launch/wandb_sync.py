@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import paceline
@@ -38,12 +39,10 @@ def find_python(folder: RunFolder) -> str:
     """Return a Python that has wandb: this one, or the run's own."""
     if importlib.util.find_spec("wandb") is not None:
         return sys.executable
-    try:
+    with suppress(OSError, ValueError):
         python = LaunchSpec.from_json(folder.launch_spec.read_text(encoding="utf-8")).python
         if subprocess.run([python, "-c", "import wandb"], capture_output=True).returncode == 0:
             return python
-    except (OSError, ValueError, TypeError):
-        pass
     raise EnvironmentProblem(
         "wandb is installed neither here nor in the run's environment.",
         hint="Install it with `pip install wandb`.",
