@@ -196,7 +196,7 @@ OWN_MEANING = {
     "-n": "rows or lines to show",
     "--follow": "what follows differs: lines, a file, or a run that was just submitted",
     "--local": "what runs here: a build, or the trials of a sweep",
-    "--output": "what is written: weights, a picture, numbers, or a page",
+    "--output": "what is written: weights, numbers, or a page",
     "-o": "short for --output",
     "--project": "the name of a new run's project, or a filter of a list",
     "--resume": "`run` takes over runs of this machine, `submit` those of Slurm",
