@@ -70,18 +70,22 @@ def dispatch(args: list[str]) -> int:
 
 def run_command(args: list[str]) -> int:
     """Let typer parse the command line and run the command; turn its usage errors into ours."""
-    from paceline.cli import on_cluster, parser, submit_first
+    from paceline.cli import forwarding, parser
 
     settings = {"prog_name": "paceline", "help_option_names": HELP, "standalone_mode": False}
     try:
         result = parser.make_app()(args, **settings)
-    except on_cluster.Forwarded as asked:
+    except forwarding.Forwarded as asked:
+        from paceline.cli import on_cluster, submit_first
+
         if asked.key != "submit":
             submit_first.remind()
         if asked.key in FORWARDERS:
             return int(importlib.import_module(FORWARDERS[asked.key]).forwarded(asked))
         return on_cluster.forward(asked)
     except NoSlurm as problem:
+        from paceline.cli import on_cluster
+
         raise on_cluster.point_to_cluster(problem, args[0]) from None
     except Exception as error:
         # Some versions of typer bundle click, others use the installed one: recognize its errors by their methods.

@@ -7,59 +7,44 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Set
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
 
 from paceline.cli import console, runs, typer_options
+from paceline.cli.commands.doctor import is_about_run
+from paceline.cli.commands.sweep import load
+from paceline.cli.forwarding import FileName, Forwarded, without_extras
 from paceline.contract import env
 from paceline.contract.foreign_records import read_object
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import SpecError, UsageError
 from paceline.launch.secrets import NO_SECRETS, choose_secrets, read_secrets
+from paceline.spec.clusters import Cluster, ProjectFile, find_cluster
 from paceline.spec.home_path import state_folder
+from paceline.spec.job import Job, Program
+from paceline.spec.load import repository_root
 from paceline.spec.option import SWEEP
 from paceline.spec.settings import TABLE, options_of
 from paceline.spec.shell_text import quote
-
-if TYPE_CHECKING:
-    from paceline.cli.on_cluster import Forwarded
-    from paceline.spec.clusters import Cluster, ProjectFile
-    from paceline.spec.job import Job
-    from paceline.ssh.code import Parcel
-    from paceline.ssh.connection import Connection
-    from paceline.ssh.remote_command import RemoteCommand
+from paceline.spec.typed_flags import read_flags
+from paceline.ssh.code import Parcel, pack_code, pack_settings
+from paceline.ssh.connection import Connection
+from paceline.ssh.remote_command import RemoteCommand
 
 STARTS = ("submit", "sweep")
 PASSED_ON = ("NO_COLOR", "COLORTERM", "COLUMNS")  # variables of this terminal
 CODE = "the code"  # in the list of what was sent, beside names of secrets
 
 
-class FileName(str):
-    """A word of a command line that names a file of this machine."""
-
-
-def mark_file(word: str) -> str:
-    """Return a word as a `FileName` if there is such a file, perhaps with extras as in pyproject.toml[gpu]."""
-    return FileName(word) if os.path.isfile(_without_extras(word)) else word
-
-
-def _without_extras(word: str) -> str:
-    return word if os.path.exists(word) else word.partition("[")[0]
-
-
 def make_request(asked: Forwarded, project: ProjectFile) -> tuple[Connection, RemoteCommand]:
     """Return what to send to a cluster to carry out a command there. The connection is open."""
-    from paceline.spec.clusters import find_cluster
-    from paceline.ssh.connection import Connection
-    from paceline.ssh.remote_command import RemoteCommand
-
     cluster = find_cluster(asked.names[0], project)
     connection = Connection(cluster)
     connection.require()
     values, key, secrets = asked.values, asked.key, NO_SECRETS
-    job, about_run = _load(asked, cluster), key == "doctor" and _is_about_run(values)
+    job, is_job, args = _load(asked, cluster), bool(values.get("is_job")), values.get("args")
+    about_run = is_about_run(args, is_job=is_job, is_module=bool(values.get("module")))
     needs_code = {
         # a run that is resumed has its code there, unless a script is named
         "submit": not values.get("resume") or bool(values.get("args")),
@@ -89,18 +74,8 @@ def make_request(asked: Forwarded, project: ProjectFile) -> tuple[Connection, Re
     return connection, command
 
 
-def _is_about_run(values: Mapping[str, Any]) -> bool:
-    from paceline.cli.commands.doctor import is_about_run
-
-    is_job, is_module = bool(values.get("is_job")), bool(values.get("module"))
-    return is_about_run(values.get("args"), is_job=is_job, is_module=is_module)
-
-
 def _load(asked: Forwarded, cluster: Cluster) -> Job:
     """Load the job as far as this machine is concerned: which code and which secrets it has."""
-    from paceline.spec.job import Program
-    from paceline.spec.typed_flags import read_flags
-
     values, cwd, program = asked.values, Path.cwd(), Program("")
     options = [option for _, option in options_of(asked.key.removesuffix("_build"))]
     typed = [(each, values.get(each.parameter)) for each in options if each.key != "params"]
@@ -110,8 +85,6 @@ def _load(asked: Forwarded, cluster: Cluster) -> Job:
     if asked.key == "sweep" and os.path.isfile(
         str(values.get("file"))
     ):  # with the secrets that its file names
-        from paceline.cli.commands.sweep import load
-
         settings = typer_options.Settings(flags, (), config, profile)
         return load(values["file"], settings, here=True).job
     if asked.key == "submit" and values.get("args"):
@@ -128,9 +101,6 @@ def _pack(
     asked: Forwarded, job: Job, project: ProjectFile, needs_code: bool, *, other_way: Iterable[str]
 ) -> Parcel:
     """Return the project's code, or its settings alone. The variables of some secret files go another way."""
-    from paceline.spec.load import repository_root
-    from paceline.ssh.code import pack_code, pack_settings
-
     is_project = project.file is not None or repository_root(Path.cwd()) is not None
     names_code = asked.key in STARTS or asked.values.get("args") or asked.values.get("files")
     if not (needs_code and (is_project or names_code)):
@@ -175,7 +145,7 @@ def _name_there(word: str, job: Job, parcel: Parcel) -> str:
     """
     if not isinstance(word, FileName):
         return word
-    name = _without_extras(word)
+    name = without_extras(word)
     target = _in_project(job.cwd / name, parcel)
     if target not in parcel.code.files:
         raise UsageError(

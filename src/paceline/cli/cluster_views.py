@@ -13,18 +13,20 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.cli import console, on_cluster, run_command, runs
 from paceline.cli.cluster_request import make_request
-from paceline.cli.on_cluster import Forwarded
+from paceline.cli.forwarding import Forwarded, find_project
 from paceline.errors import UsageError
+from paceline.spec.clusters import Cluster, ProjectFile, find_cluster
+from paceline.ssh.connection import Connection
+from paceline.ssh.remote_command import prepare
+from paceline.ssh.run_copy import SOME, Follower, News, RunCopy, Stream
+from paceline.ssh.run_list import print_news
+from paceline.sweep.results import find_sweep
+from paceline.ui.actions import act
 from paceline.watch.origin import ClusterCopy, show, status
-
-if TYPE_CHECKING:
-    from paceline.spec.clusters import Cluster, ProjectFile
-    from paceline.ssh.connection import Connection
-    from paceline.ssh.run_copy import News
 
 SERVER = "view-server"  # the command on the login node that all this asks
 FOLLOW, ONCE, SWEEP, ACT = "follow", "once", "sweep", "act"
@@ -32,12 +34,9 @@ FOLLOW, ONCE, SWEEP, ACT = "follow", "once", "sweep", "act"
 
 def forwarded(asked: Forwarded) -> int:
     """Show runs of the cluster that `--on` names."""
-    from paceline.spec.clusters import find_cluster
-    from paceline.ssh.connection import Connection
-
     if asked.has_several:
         return on_cluster.forward_to_each(asked, forwarded)
-    project = on_cluster.find_project(asked)
+    project = find_project(asked)
     cluster = find_cluster(asked.names[0], project)
     copy = ClusterCopy(cluster.name, copy_folder(cluster, project), _actor(asked))
     connection = Connection(cluster)
@@ -62,8 +61,6 @@ def copy_folder(cluster: Cluster, project: ProjectFile) -> Path:
 
 
 def _follow(asked: Forwarded, copy: ClusterCopy) -> int:
-    from paceline.ssh.run_copy import Follower
-
     say = (lambda text: None) if asked.key == "top" else console.say_note
     Follower(copy.base, lambda: _stream(asked, [FOLLOW]), cluster=copy.cluster, say=say).begin()
     with show(copy):
@@ -72,8 +69,6 @@ def _follow(asked: Forwarded, copy: ClusterCopy) -> int:
 
 def show_once(asked: Forwarded, question: list[str], line: list[str]) -> int:
     """Copy one run or sweep into a folder of its own, and show that."""
-    from paceline.ssh.run_copy import SOME, RunCopy
-
     with tempfile.TemporaryDirectory(prefix="paceline-view-") as folder:
         copy = RunCopy(Path(folder), log_bytes=SOME)
         with _stream(asked, question) as (connection, lines):
@@ -85,8 +80,6 @@ def show_once(asked: Forwarded, question: list[str], line: list[str]) -> int:
 
 def _show_old(asked: Forwarded, copy: ClusterCopy, connection: Connection) -> int:
     """Show what the copy has. Raises the problem if it has nothing, or waits for something."""
-    from paceline.ssh.run_copy import RunCopy
-
     news = copy.news()
     if not news["here"] or asked.values.get("follow") or asked.key == "top":
         raise connection.broken()
@@ -100,11 +93,8 @@ def _show_old(asked: Forwarded, copy: ClusterCopy, connection: Connection) -> in
 @contextmanager
 def _stream(asked: Forwarded, question: list[str]) -> Iterator[tuple[Connection, Iterator[News]]]:
     """Ask the cluster for news of runs, and read them as they come."""
-    from paceline.ssh.remote_command import prepare
-    from paceline.ssh.run_copy import Stream
-
     server = _server(asked, question)
-    connection, command = make_request(server, on_cluster.find_project(asked))
+    connection, command = make_request(server, find_project(asked))
     with Stream(connection, prepare(connection, command)) as stream:
         yield connection, stream.news()
         if (code := stream.wait()) and connection.is_open():
@@ -112,12 +102,12 @@ def _stream(asked: Forwarded, question: list[str]) -> Iterator[tuple[Connection,
 
 
 def _actor(asked: Forwarded) -> Any:
-    def act(verb: str, run: str) -> str:
+    def act_there(verb: str, run: str) -> str:
         """Do something to a run on the cluster; return what was done there."""
         server = _server(asked, [ACT, verb, run])
         return str(on_cluster.ask(server, server.line)[1]["done"])
 
-    return act
+    return act_there
 
 
 def _server(asked: Forwarded, question: list[str]) -> Forwarded:
@@ -130,10 +120,6 @@ def _server(asked: Forwarded, question: list[str]) -> Forwarded:
 
 def serve(args: Sequence[str]) -> int:
     """Print news of runs, or do something to one: `follow`, `once RUN`, `sweep NAME`, `act VERB RUN`."""
-    from paceline.ssh.run_list import print_news
-    from paceline.sweep.results import find_sweep
-    from paceline.ui.actions import act
-
     kind, *rest = args or [""]
     if kind == ACT:
         print(json.dumps({"done": act(runs.own(rest[1]), rest[0])}))

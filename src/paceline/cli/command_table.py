@@ -98,7 +98,7 @@ SERVERS = {"view-server": "paceline.cli.cluster_views"}
 FORWARDERS = {
     **dict.fromkeys(("ps", "show", "logs", "top", "ui", "report"), "paceline.cli.cluster_views"),
     **dict.fromkeys(("export", "sweep_show"), "paceline.cli.remote_output"),
-    **{key: f"paceline.cli.commands.{key}" for key in ("submit", "fetch", "data_push", "init")},
+    **{key: f"paceline.cli.commands.{key}" for key in ("submit", "fetch", "data_push")},
 }
 
 # What people type for a command that has another name, and what to type instead.

@@ -10,8 +10,9 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 RED, GREEN, GREY, BOLD, PLAIN = "\033[31m", "\033[32m", "\033[90m", "\033[1m", "\033[0m"
 # Of --json. It changes when a program that reads it would have to; new keys may come at any time.
 FORMAT = 1
+FOLDER = "output-"  # begins the names of folders for files that a command writes for a laptop
 SOME = 8  # of a list in a message
 PIPE_WIDTH = 10_000  # columns of a pipe or a file: nothing is wrapped or cut for other programs
 THEME = {
@@ -94,6 +96,11 @@ def say_problem(message: str, hint: str = "") -> None:
     say(f"paceline: error: {message}", colour=RED)
     if hint:
         say(f"  {hint}")
+
+
+def describe_file(path: Path, text: str, say: Callable[[str], object]) -> None:
+    """Say what a command has written; `{path}` in the text is the file."""
+    say(text.replace("{path}", path.name if path.parent.name.startswith(FOLDER) else str(path)))
 
 
 def cell(value: object) -> str:

@@ -11,7 +11,6 @@ from typing import IO
 from paceline.cli import console
 from paceline.contract.foreign_records import read_bounded
 from paceline.contract.run_folder import RunFolder
-from paceline.errors import PacelineError
 from paceline.slurm.job_states import WAITING
 from paceline.watch.log_file import keep_colours
 from paceline.watch.records import Record
@@ -45,18 +44,13 @@ class LogPrinter:
         newest = list(bars)[-1:] if self._is_terminal else []
         bar = "".join(map(self._fit, newest))
         for line in lines:
-            if self._bar:
-                self._stream.write(ERASE)
-                self._bar = ""
+            self._stream.write(ERASE if self._bar else "")
+            self._bar = ""
             self._print(line)
         if bar != self._bar:
             self._stream.write(f"{ERASE}{bar}")
             self._bar = bar
         self._stream.flush()
-
-    def finish(self) -> None:
-        """Leave the terminal at the beginning of a line."""
-        self.print([])
 
     def _print(self, line: LogLine) -> None:
         if self._attempt is not None and line.attempt > self._attempt:
@@ -106,11 +100,8 @@ class WaitNotes:
     def update(self, record: Record) -> None:
         is_waiting = record.state is not None and record.state.phase == WAITING
         text = f"{record.folder.key} {record.status_phrase}{f' ({record.detail})' if record.detail else ''}"
-        if is_waiting and text != self._said:
+        if text != self._said and (is_waiting or (self._said and not record.is_over)):
             console.say_note(text)
-        elif self._said and not is_waiting and not record.is_over:
-            console.say_note(text)
-            text = ""
         self._said = text if is_waiting else ""
 
 
@@ -144,8 +135,6 @@ def follow_until_over(
         for new in follow(run_log, monitor, rank=rank, grep=grep):
             printer.print(new, bars=() if grep else run_log.unfinished(rank=rank))
             notes.update(monitor.record)
-    except PacelineError:  # it comes below what was printed
-        printer.finish()
-        raise
-    printer.finish()
+    finally:
+        printer.print([])  # leaves the terminal at the beginning of a line
     return monitor.record

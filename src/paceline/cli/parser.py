@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from paceline.cli import on_cluster
+from paceline.cli import forwarding
 from paceline.cli.command_table import ABOUT, COMMANDS, OTHER_NAMES, SUBCOMMANDS
 from paceline.errors import UsageError
 from paceline.spec.option import PROJECT
@@ -117,27 +117,24 @@ class GroupedCommand(TyperCommand):
         super().__init__(
             *args, **{**more, "help": text.strip(), "epilog": epilog, "context_settings": settings}
         )
-        if (key := on_cluster.key_of(self)) in on_cluster.FORWARDED:
+        if (key := forwarding.key_of(self)) in forwarding.FORWARDED:
             app = typer.Typer(add_completion=False)
             app.command()(_forwarding_options)
             on, yes = [each for each in get_command(app).params if each.name != "help"]
             on.expose_value = yes.expose_value = False
-            self.params += [on, yes] if key in on_cluster.ASKS else [on]
+            self.params += [on, yes] if key in forwarding.ASKS else [on]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; with `--on`, raise `Forwarded` in place of the command."""
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         values, _, order = self.make_parser(ctx).parse_args(list(args))
-        script = list(values.get("args") or ())
-        names_a_run = getattr(self.callback, "names_a_run", None)
-        own = {flag for each in self.params for flag in (*each.opts, *each.secondary_opts)}
-        follows = script[1:] and script[1].partition("=")[0] in own
-        if names_a_run and follows and names_a_run(script[0]):  # options of ours after a run
-            typed = args[: len(args) - len(script)]
-            return self.parse_args(ctx, [*typed, *script[1:], script[0]])
+        names_a_run, script = getattr(self.callback, "names_a_run", None), values.get("args")
+        if names_a_run and script and names_a_run(script[0]):  # options after it are ours, too
+            ctx.allow_interspersed_args = True
+            values, _, order = self.make_parser(ctx).parse_args(list(args))
         rest = super().parse_args(ctx, list(args))
-        on_cluster.forward_if_asked(self, ctx, values, order)
+        forwarding.forward_if_asked(self, ctx, values, order)
         return rest
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from pathlib import Path
 
-from paceline.cli import on_cluster, typer_options
-from paceline.cli.on_cluster import Forwarded
+from paceline.cli import cluster_views, console, on_cluster, runs, typer_options
+from paceline.cli.forwarding import Forwarded, find_project
 from paceline.contract.files import open_output
 from paceline.errors import UsageError
+from paceline.spec.clusters import find_cluster
+from paceline.ssh.connection import Connection, word
+from paceline.ssh.installation import CACHE
+from paceline.ssh.remote_command import copy_output
 
 # The options that name a file, by command and parameter, and the file that is written without one.
 OPTIONS = {"export": {"output": "model.safetensors"}, "sweep_show": {"csv": "", "report": ""}}
-FOLDER = "output-"  # begins the names of folders for files that a command writes for the laptop
 
 
 def forwarded(asked: Forwarded) -> int:
     """Carry out a command on the cluster that `--on` names, and bring its files here."""
-    from paceline.cli import cluster_views, runs
-
     values, defaults = asked.values, OPTIONS.get(asked.key, {})
     files = {
         key: Path(path) for key, other in defaults.items() if (path := values.get(key) or other)
@@ -43,16 +43,11 @@ def forwarded(asked: Forwarded) -> int:
 
 def _bring(asked: Forwarded, key: str, path: Path) -> int:
     """Let the command write into a folder there; copy the file from it."""
-    from paceline.spec.clusters import find_cluster
-    from paceline.ssh.connection import Connection, word
-    from paceline.ssh.installation import CACHE
-    from paceline.ssh.remote_command import copy_output
-
-    cluster = find_cluster(asked.names[0], on_cluster.find_project(asked))
+    cluster = find_cluster(asked.names[0], find_project(asked))
     connection = Connection(cluster)
     connection.require()
     made = connection.call(
-        f'{CACHE}umask 077; folder="$cache/{FOLDER}{secrets.token_hex(8)}"; mkdir -p "$folder" && echo "$folder"\n'
+        f'{CACHE}umask 077; folder="$cache/{console.FOLDER}{secrets.token_hex(8)}"; mkdir -p "$folder" && echo "$folder"\n'
     )
     folder = made.output.decode(errors="surrogateescape").rstrip("\n")
     if not folder:
@@ -70,8 +65,3 @@ def _bring(asked: Forwarded, key: str, path: Path) -> int:
         if connection.is_open():
             connection.call(f"rm -rf {word(folder)}\n")
     return code
-
-
-def describe(path: Path, text: str, say: Callable[[str], object]) -> None:
-    """Say what a command has written; `{path}` in the text is the file."""
-    say(text.replace("{path}", path.name if path.parent.name.startswith(FOLDER) else str(path)))

@@ -31,9 +31,7 @@ def scratch_here() -> Path:
     """Return the scratch folder of runs that start from here, or the copy of a cluster's that is shown."""
     if (copy := origin.shown()) is not None:
         return copy.scratch
-    return folders.resolve_scratch(
-        load_job(Program(""), cluster=typer_options.this_cluster(here=True)), os.environ
-    )
+    return project_here()[0]
 
 
 def project_here() -> tuple[Path, str]:

@@ -13,48 +13,26 @@ import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated
-
-import typer
 
 from paceline.cli import console, on_cluster
 from paceline.cli.cluster_request import make_request
-from paceline.cli.on_cluster import Forwarded
+from paceline.cli.forwarding import Forwarded, find_project
 from paceline.contract import env
 from paceline.contract.foreign_records import parse_object, read_object
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.verdict import INTERRUPTED_EXIT
 from paceline.errors import PacelineError, UsageError
 from paceline.spec.home_path import state_folder
-from paceline.spec.option import RESOURCES
 from paceline.spec.shell_text import quote
+from paceline.ssh.connection import Answer
+from paceline.ssh.remote_command import capture
 from paceline.watch.run_status import OVER
-
-if TYPE_CHECKING:
-    from paceline.ssh.connection import Answer
 
 PAUSE = 10.0  # seconds between two looks at the clusters
 NO_JOB, UNKNOWN = "no job", "it does not answer"  # in place of a status
 # Slurm may not know a new job yet
 ENDED = (OVER | {NO_JOB}) - {"lost"}
 STARTED = ("running", "done", "stopped")
-First = Annotated[
-    bool,
-    typer.Option(
-        "--first",
-        help="With --on A,B: train on the cluster that starts first, cancel the others.",
-        rich_help_panel=RESOURCES,
-    ),
-]
-Finish = Annotated[
-    str | None,
-    typer.Option(
-        "--finish",
-        metavar="ID",
-        help="Finish a --first that was interrupted.",
-        rich_help_panel=RESOURCES,
-    ),
-]
 NOT_WITH_FIRST = ("resume", "dry_run", "script_only", "wait", "follow", "after")
 SEVERAL = UsageError(
     "--first needs several clusters.", hint="Name them, as in `--on alps,cedar --first`."
@@ -101,15 +79,13 @@ def remind() -> None:
 
 def start(asked: Forwarded) -> int:
     """Submit to several clusters, and keep the first that starts. Ctrl-C cancels all jobs."""
-    from paceline.ssh.remote_command import capture
-
     names = list(dict.fromkeys(on_cluster.cluster_names(asked)))
     if len(names) < 2:
         raise SEVERAL
     for flag in (f"--{key.replace('_', '-')}" for key in NOT_WITH_FIRST if asked.values.get(key)):
         raise UsageError(f"{flag} cannot be combined with --first.", hint=f"Omit {flag}.")
     asked.line.remove("--first")  # its place is before the script
-    project, config = on_cluster.find_project(asked), asked.values.get("config")
+    project, config = find_project(asked), asked.values.get("config")
     race = Race(secrets.token_hex(4), os.getcwd(), config and os.path.abspath(config), [])
     # all questions are answered before any cluster gets the job
     requests = [

@@ -133,14 +133,10 @@ class Settings:
 
 def this_cluster(*, here: bool = False) -> ClusterProfileChoice:
     """Choose the profile of the cluster that this machine submits to; with `here`, only where its runs are."""
+    from paceline.slurm.commands import cluster_name
     from paceline.spec.load import ClusterProfile
 
-    def find_name() -> str | None:
-        from paceline.slurm.commands import cluster_name
-
-        return cluster_name()
-
-    return ClusterProfile(find_name, ("project",) if here else None)
+    return ClusterProfile(cluster_name, ("project",) if here else None)
 
 
 def takes_settings(
@@ -175,8 +171,8 @@ def takes_settings(
             )
             return function(**given, settings=settings)
 
-        signature = inspect.signature(function, eval_str=True)
-        own = [each for each in signature.parameters.values() if each.name != "settings"]
+        signature = inspect.signature(function, eval_str=True).parameters.values()
+        own = [each for each in signature if each.name != "settings"]
         more = [_parameter(option, group, shown) for group, option in table.values()]
         more += [_keyword("config", Config), _keyword("cluster_profile", ClusterProfile)]
         own.sort(key=lambda each: each.kind)  # keywords come after the settings

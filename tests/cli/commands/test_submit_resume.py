@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -173,6 +174,24 @@ def test_a_submission_whose_answer_was_lost_finds_its_job(login: Login) -> None:
     other = login(*typed, PACELINE_REQUEST="def2", PACELINE_REPEATED="1")
     assert "as job 12" in other.stdout, "nothing of it was submitted"
     assert len((login.bin / "submitted").read_text().splitlines()) == 2
+
+
+def test_a_run_resumes_in_its_environment_unless_its_requirements_change(login: Login) -> None:
+    (login.project / "requirements.txt").write_text("numpy\n")
+    (login.project / "new.txt").write_text("numpy\nscipy\n")
+    login.submit("--environment", "venv", "--requirements", "requirements.txt", "train.py")
+    login.end("CANCELLED")
+    (login.project / "requirements.txt").write_text("torch\n")
+    submitted, again, other = (
+        set(re.findall(r"\.environments/(\w+)", text))
+        for text in (
+            login.run.script.read_text(),
+            login("submit", "--resume", "last", "--dry-run").stdout,
+            login("submit", "--resume", "last", "--dry-run", "--requirements", "new.txt").stdout,
+        )
+    )
+    assert submitted == again != other
+    assert len(submitted) == len(other) == 1
 
 
 def test_a_secret_in_setup_is_hidden_and_goes_on(login: Login) -> None:

@@ -16,7 +16,7 @@ from paceline.errors import EnvironmentProblem, UsageError
 from paceline.spec.home_path import expand_home
 
 if TYPE_CHECKING:
-    from paceline.cli.on_cluster import Forwarded
+    from paceline.cli.forwarding import Forwarded
 
 
 def command(

@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import paceline
-from paceline.cli import console, remote_output, runs, typer_options
+from paceline.cli import console, runs, typer_options
 from paceline.contract.checkpoint import (
     Marker,
     checkpoint_step,
@@ -27,8 +27,6 @@ from paceline.errors import CheckpointError, EnvironmentProblem, UsageError
 from paceline.launch import weights
 from paceline.launch.resume import read_launch_spec
 from paceline.spec.file_owner import is_own_folder
-
-forwarded = remote_output.forwarded  # with --on
 
 
 def command(
@@ -78,7 +76,7 @@ def command(
     name = weights.choose_object(marker, object_name)
     names = weights.plain_names(weights.tensor_keys(folder, name))
     shown: list[str] = []  # as the laptop calls it, with --on
-    remote_output.describe(output, "{path}", shown.append)
+    console.describe_file(output, "{path}", shown.append)
     _export_with_torch(source, [str(folder), name, str(output), json.dumps(names), *shown])
 
 

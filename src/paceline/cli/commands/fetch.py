@@ -21,7 +21,7 @@ from paceline.spec.home_path import expand_home
 from paceline.spec.run_path import is_run_path
 
 if TYPE_CHECKING:
-    from paceline.cli.on_cluster import Forwarded
+    from paceline.cli.forwarding import Forwarded
     from paceline.ssh.connection import Connection
     from paceline.ssh.fetch import Fetched
 

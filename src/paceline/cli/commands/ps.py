@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import cluster_views, console, runs, typer_options
+from paceline.cli import console, runs, typer_options
 from paceline.cli.tables import Column, fit, print_columns
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import SweepFolder
@@ -39,8 +39,6 @@ COLOURS = {
     "stopped": "warn",
 }
 RUN_ID = re.compile(r"\d{8}-(\d{6}-\w+)", re.ASCII)
-
-forwarded = cluster_views.forwarded  # with --on
 
 
 def command(

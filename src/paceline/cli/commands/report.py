@@ -7,13 +7,10 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import cluster_views, console, runs, typer_options
-from paceline.cli.remote_output import describe
+from paceline.cli import console, runs, typer_options
 from paceline.contract.files import is_standard_output, show_size, write_output
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import SweepFolder
-
-forwarded = cluster_views.forwarded  # with --on
 
 
 def command(
@@ -61,4 +58,4 @@ def write_report(folder: RunFolder | SweepFolder, output: Path, *, light: bool =
     size = len(page.encode())
     hint = " (--light writes a small one, without Plotly)" if not light else ""
     say = console.say_note if is_standard_output(output) else print
-    describe(output, f"wrote the report to {{path}}, {show_size(size)}{hint}", say)
+    console.describe_file(output, f"wrote the report to {{path}}, {show_size(size)}{hint}", say)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from paceline.cli import cluster_views, console, runs, typer_options
+from paceline.cli import console, runs, typer_options
 from paceline.cli.wrapped_text import wrap_text
 from paceline.contract.checkpoint import find_best, find_checkpoints
 from paceline.contract.files import write_output
@@ -41,8 +41,6 @@ MAX_PICTURE_WIDTH = 120
 DIFF_COLOURS = {"+": console.GREEN, "-": console.RED, "@": "\033[36m", "d": console.BOLD}
 
 Fact = tuple[str, str]
-
-forwarded = cluster_views.forwarded  # with --on
 
 
 def command(

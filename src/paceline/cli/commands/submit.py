@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import console, runs, submit_first, typer_options
+from paceline.cli import console, runs, typer_options
 from paceline.contract import env
 from paceline.contract.verdict import (
     DONE,
@@ -26,7 +26,7 @@ from paceline.spec.shell_text import cluster, to_type
 from paceline.watch.failure import describe_start, submit_again
 
 if TYPE_CHECKING:
-    from paceline.cli.on_cluster import Forwarded
+    from paceline.cli.forwarding import Forwarded
     from paceline.contract.run_folder import RunFolder
     from paceline.launch.slurm_job import SlurmJob, Submitted
 
@@ -67,6 +67,23 @@ Wait = Annotated[
 Follow = Annotated[
     bool, typer.Option("--follow", help="Wait, and print rank 0's output.", rich_help_panel=OUTPUT)
 ]
+First = Annotated[
+    bool,
+    typer.Option(
+        "--first",
+        help="With --on A,B: train on the cluster that starts first, cancel the others.",
+        rich_help_panel=RESOURCES,
+    ),
+]
+Finish = Annotated[
+    str | None,
+    typer.Option(
+        "--finish",
+        metavar="ID",
+        help="Finish a --first that was interrupted.",
+        rich_help_panel=RESOURCES,
+    ),
+]
 
 
 @typer_options.takes_settings("submit", script=True)
@@ -81,8 +98,8 @@ def command(
     script_only: ScriptOnly = None,
     wait: Wait = False,
     follow: Follow = False,
-    first: submit_first.First = False,
-    finish: submit_first.Finish = None,
+    first: First = False,
+    finish: Finish = None,
 ) -> int:
     """Run a script on Slurm.
 
@@ -99,10 +116,8 @@ def command(
       paceline submit --resume last train.py --epochs 20  resume with other arguments and today's code
       paceline submit --on alps,cedar --first train.py   whichever cluster starts first
     """
-    if finish is not None:
-        return submit_first.finish(finish)
-    if first:
-        raise submit_first.SEVERAL
+    if first or finish is not None:
+        return _race(finish)
     if script_only is not None and (resume or wait or follow):
         raise UsageError(
             "--script-only cannot be combined with --resume, --wait or --follow.",
@@ -157,9 +172,18 @@ def forwarded(asked: Forwarded) -> int:
     """Submit to the cluster that `--on` names, or to several if the first to start is wanted."""
     from paceline.cli.on_cluster import forward
 
-    if asked.values.get("finish"):
-        return submit_first.finish(str(asked.values["finish"]))
-    return submit_first.start(asked) if asked.values.get("first") else forward(asked)
+    first, finish = asked.values.get("first"), asked.values.get("finish")
+    return _race(finish, asked) if first or finish else forward(asked)
+
+
+def _race(finish: str | None, asked: Forwarded | None = None) -> int:
+    from paceline.cli import submit_first
+
+    if finish is not None:
+        return submit_first.finish(finish)
+    if asked is None:
+        raise submit_first.SEVERAL
+    return submit_first.start(asked)
 
 
 def _find_job(

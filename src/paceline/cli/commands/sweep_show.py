@@ -10,7 +10,6 @@ from rich.text import Text
 
 from paceline.cli import console, runs, typer_options
 from paceline.cli.commands.report import write_report
-from paceline.cli.remote_output import describe
 from paceline.cli.tables import Column, fit, print_columns
 from paceline.contract.files import is_standard_output, write_output
 from paceline.contract.foreign_records import read_fields
@@ -85,7 +84,7 @@ def command(
         typer_options.require_folder(csv)
         write_output(csv.absolute(), to_csv(sweep))
         say = console.say_note if is_standard_output(csv) else print
-        describe(csv, f"wrote {len(sweep.trials)} trials to {{path}}", say)
+        console.describe_file(csv, f"wrote {len(sweep.trials)} trials to {{path}}", say)
     if report is not None:
         write_report(folder, report)
     if as_json:

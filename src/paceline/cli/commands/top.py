@@ -7,10 +7,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import cluster_views, runs
+from paceline.cli import runs
 from paceline.errors import EnvironmentProblem, UsageError
-
-forwarded = cluster_views.forwarded  # with --on
 
 
 def command(

@@ -12,12 +12,10 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import cluster_views, console, runs
+from paceline.cli import console, runs
 from paceline.errors import EnvironmentProblem
 
 NEEDED = ("starlette", "uvicorn", "plotly")
-
-forwarded = cluster_views.forwarded  # with --on
 
 
 def command(
