@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 
 from paceline.cli import console, on_cluster
@@ -163,8 +162,7 @@ def _look(race: Race) -> dict[str, tuple[str, str]]:
         own = [row for row in rows if row.get("request") == f"first-{race.id}"]
         return (str(own[0]["status"]), str(own[0]["run_id"])) if own else (NO_JOB, "")
 
-    with ThreadPoolExecutor() as pool:
-        return dict(zip(race.clusters, pool.map(look, race.clusters), strict=True))
+    return {name: look(name) for name in race.clusters}
 
 
 def _cancel(race: Race) -> None:

@@ -133,7 +133,7 @@ def test_a_terminal_gets_coloured_ranks_and_bars_that_are_drawn_over(
     printer.print([LogLine(None, 0, 1, "a\x1b[2J"), LogLine(None, 1, 1, "\x1b[31mb")], bars=bars)
     printer.print([LogLine(None, 0, 1, "c")], bars=bars)
     printer.print([], bars=bars)
-    printer.finish()
+    printer.print([])
     zero, one = "\x1b[36m[0] \x1b[0m", "\x1b[33m[1] \x1b[0m"
     bar = "\r\x1b[K[1] 10% of "
     shown = f"{zero}a\n{one}\x1b[31mb\x1b[0m\n{bar}\r\x1b[K{zero}c\n{bar}\r\x1b[K"
