@@ -12,8 +12,6 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from paceline.cli import console, runs, typer_options
-from paceline.cli.commands.doctor import is_about_run
-from paceline.cli.commands.sweep import load
 from paceline.cli.forwarding import FileName, Forwarded, without_extras
 from paceline.contract import env
 from paceline.contract.foreign_records import read_object
@@ -39,6 +37,8 @@ CODE = "the code"  # in the list of what was sent, beside names of secrets
 
 def make_request(asked: Forwarded, project: ProjectFile) -> tuple[Connection, RemoteCommand]:
     """Return what to send to a cluster to carry out a command there. The connection is open."""
+    from paceline.cli.commands.doctor import is_about_run
+
     cluster = find_cluster(asked.names[0], project)
     connection = Connection(cluster)
     connection.require()
@@ -85,6 +85,8 @@ def _load(asked: Forwarded, cluster: Cluster) -> Job:
     if asked.key == "sweep" and os.path.isfile(
         str(values.get("file"))
     ):  # with the secrets that its file names
+        from paceline.cli.commands.sweep import load
+
         settings = typer_options.Settings(flags, (), config, profile)
         return load(values["file"], settings, here=True).job
     if asked.key == "submit" and values.get("args"):
