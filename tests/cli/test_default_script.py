@@ -81,7 +81,7 @@ def test_a_typed_script_comes_first_and_other_commands_know_it_too(
         ('"missing.py"', "There is no script 'missing.py' in "),
         ('"src"', "There is no script 'src' in "),
         ("3", "Invalid script = 3 in [project]"),
-        ('""', "The name of the script is empty."),
+        ('""', "There is no script to run."),
         ("[]", "There is no script to run."),
         ('["-m"]', "There is no script to run."),
     ],

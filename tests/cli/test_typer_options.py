@@ -328,8 +328,7 @@ def test_unknown_options_suggest_what_was_meant(typed: str, ours: str) -> None:
 @pytest.mark.parametrize(
     ("command", "message", "hint"),
     [
-        ("run --gpus 3 t.py", "--gpus does not apply to `paceline run`", "use --nproc 2"),
-        ("run --mem 3G t.py", "--mem", "--mem-per-node applies to `paceline submit`"),
+        ("run --gpus 3 t.py", "--gpus applies to `paceline submit`, not to", "use --nproc 2"),
         ("submit --array=1-4 t.py", "No such option: --array.", "Use `paceline sweep`"),
         ("submit --master-port=1 t.py", "--master-port", "Paceline finds the nodes and a free"),
         ("submit --gpus a100:4 FILE", 'Invalid --gpus "a100:4": use a whole', "Write --gpus 4"),
@@ -377,7 +376,7 @@ def test_the_scratch_flag_wins(paceline: Paceline, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["run", "submit", "run -m"])
 def test_an_empty_name_is_no_script(command: str) -> None:
-    with pytest.raises(UsageError, match=r"The name of the (script|module) is empty\."):
+    with pytest.raises(UsageError, match="There is no script to run"):
         dispatch([*command.split(), ""])
 
 

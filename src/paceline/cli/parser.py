@@ -175,18 +175,15 @@ def usage_error(error: Any) -> UsageError:
     option, message = getattr(error, "option_name", ""), f"{error.format_message().rstrip('.')}."
     if type(error).__name__ != "NoSuchOption":
         return UsageError(message, hint=hint)
-    meant, elsewhere = find_option(option, name), find_option(option, "submit")
+    meant = find_option(option, name)
     takes = [f"`paceline {each}`" for each in ("run", "submit") if _has(each, option)]
     if instead := INSTEAD.get(option.replace("_", "-")):
         message, hint = f"No such option: {option}.", instead
-    elif name == "run" and elsewhere is not None and elsewhere.key == "job.gpus_per_node":
-        message, hint = f"{option} does not apply to `paceline run`.", RANKS_INSTEAD
     elif takes:
         message = f"{option} applies to {' and '.join(takes)}, not to `paceline {name}`."
+        hint = RANKS_INSTEAD if name == "run" and "gpu" in option else hint
     elif meant is not None:
         message = f"No such option: {option}. Did you mean {meant.name}?"
-    elif elsewhere is not None and name in ("run", "doctor", "prove"):
-        hint = f"{elsewhere.name} applies to `paceline submit`."
     elif error.ctx and getattr(error.ctx.command.callback, "takes_a_script", False):
         hint = f"Options of your script go after it: paceline {name} train.py {option} ... {hint}"
     return UsageError(message, hint=hint)

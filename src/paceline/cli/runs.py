@@ -79,14 +79,11 @@ def _find(name: str, find: Callable[[str, Path], RunFolder]) -> RunFolder:
         # a part of a sweep's name may be meant for a run
         if sweep is None or name not in (sweep.name, LAST):
             raise
-    what = f"{name!r} is a sweep"
-    if name == LAST:
-        what = f"All your runs in {scratch} belong to a sweep"
     show, cancel = (to_type(f"sweep {verb} {quote(sweep.name)}") for verb in ("show", "cancel"))
-    trial = quote(f"{sweep.name}-0")
     raise UsageError(
-        f"{what}.",
-        hint=f"See its trials with `{show}`, cancel them with `{cancel}`, or name one, as in {trial}.",
+        f"{name!r} is a sweep.",
+        hint=f"See its trials with `{show}`, cancel them with `{cancel}`, or name one, as in"
+        f" {quote(f'{sweep.name}-0')}.",
     )
 
 

@@ -218,7 +218,7 @@ def find_program(
     """Return the script or module that was typed; a script must exist. `command` is for the hint without one."""
     from paceline.spec.job import Program
 
-    if not args:
+    if not args or not args[0].strip():
         ranks = {"submit": "--gpus 2", "prove": "--ranks 1,2"}.get(command, "--nproc 2")
         raise UsageError(
             "There is no script to run.",
@@ -226,11 +226,6 @@ def find_program(
             ' or set script = "train.py" in [project] of paceline.toml.',
         )
     name, *rest = args
-    if not name.strip():
-        what = "module" if is_module else "script"
-        raise UsageError(
-            f"The name of the {what} is empty.", hint="Is a variable of your shell empty?"
-        )
     if is_module:
         return Program(name, tuple(rest), is_module=True)
     if not (cwd / name).is_file():

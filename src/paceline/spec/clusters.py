@@ -50,12 +50,6 @@ class ProjectFile:
         """The cluster that `on` in [project] names."""
         return check(self.values, self.file, File).project.on
 
-    def without_host(self) -> list[str]:
-        """Return the tables of the user's clusters.toml that have no login node, not even in
-        paceline.toml.
-        """
-        return sorted(set(_own_tables()) - set(self.clusters()))
-
     def clusters(self) -> dict[str, Cluster]:
         """Return all clusters by name. What paceline.toml says about one overrides the user's
         clusters.toml.

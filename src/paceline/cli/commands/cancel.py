@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from paceline.cli import runs
-from paceline.contract.run_folder import SAVES_FIRST, RunFolder
 from paceline.contract.verdict import DONE, STOPPED
 from paceline.launch.actions import cancel_run
 from paceline.slurm import squeue_and_sacct
@@ -43,28 +42,15 @@ def command(
         if record.is_over and not _may_requeue(record):
             print(f"{folder.key} has already ended: {record.status}")
         else:
-            repeated = _is_cancelled(folder, save=save)
-            # the first time may have failed
             cancel_run(folder, running=record.status == "running", save=save)
             done = "cancelling {} (job {}): it saves first" if save else "cancelled {} (job {})"
             if record.job is None:
                 done = "asked {} to save and stop"
-            if repeated:
-                done = "{} was already cancelled; it has not ended yet"
             print(done.format(folder.key, record.job))
         if record.status != DONE and (again := resume_command(folder, job=record.job)):
             begin = "from where it stops" if saves else describe_start(folder)
             print(f"  continue  {again}  ({begin})")
     return 0
-
-
-def _is_cancelled(folder: RunFolder, *, save: bool) -> bool:
-    """Return whether a run was cancelled before, and in the same way: what saves first can still be ended at once."""
-    try:
-        saves_first = SAVES_FIRST in folder.cancelled.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return False
-    return save or not saves_first
 
 
 def _may_requeue(record: Record) -> bool:

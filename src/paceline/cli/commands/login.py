@@ -11,7 +11,7 @@ import typer
 from paceline.cli import console
 from paceline.contract import env
 from paceline.errors import UsageError
-from paceline.spec.clusters import ProjectFile, explain_table, find_cluster, user_file
+from paceline.spec.clusters import ProjectFile, explain_table, find_cluster
 from paceline.ssh.connection import Connection, close_all
 
 
@@ -72,8 +72,6 @@ def _show(project: ProjectFile) -> int:
     clusters = project.clusters()
     if not clusters:
         console.say_note(f"no cluster is configured. {explain_table(project)}")
-    for name in project.without_host():
-        console.say_note(f"[{name}] of {user_file()} has no host, so it does not define a cluster")
     for name, cluster in sorted(clusters.items()):
         state = "logged in" if Connection(cluster).is_open() else "not logged in"
         print(f"{console.printable(name):<16}  {cluster.host:<32}  {state}", flush=True)

@@ -116,6 +116,8 @@ def command(
       paceline submit --resume last train.py --epochs 20  resume with other arguments and today's code
       paceline submit --on alps,cedar --first train.py   whichever cluster starts first
     """
+    from paceline.launch.slurm_job import find_repeated
+
     if first or finish is not None:
         return _race(finish)
     if script_only is not None and (resume or wait or follow):
@@ -127,20 +129,28 @@ def command(
     if dry_run:
         return _show(submission, is_new=resume is None)
     try:
-        earlier = _find_repeated(submission)
+        repeated = find_repeated(submission.run_path.scratch)
     except NoAnswer as problem:  # there may be a job
         console.say_error(problem)
         return UNSETTLED_EXIT
-    if earlier is None:
+    if repeated is not None:
+        folder, job = repeated
+        print(
+            f"submitted {folder.key} as job {job}, when you typed this command earlier; not submitted again\n"
+            f"  folder  {folder.path}\n  logs    {to_type(f'logs -f {folder.key}')}\n"
+            "To submit one more job, repeat the command.",
+            flush=True,
+        )
+    else:
         for finding in submission.check():
             console.say_note(f"{finding.text}{f' ({finding.hint})' if finding.hint else ''}")
         submitted = submission.submit(["paceline", *sys.argv[1:]], script_only=script_only)
         describe(submitted, script_only)
-        earlier = submitted.folder
+        folder = submitted.folder
     if not (follow or wait):
         return 0
     try:
-        return wait_until_done(earlier, follow=follow)
+        return wait_until_done(folder, follow=follow)
     except KeyboardInterrupt:
         if os.environ.get(env.REQUEST):  # tells the laptop that its answer has arrived
             return UNWATCHED_EXIT
@@ -151,12 +161,12 @@ def _show(submission: SlurmJob, *, is_new: bool) -> int:
     """Print what a dry run shows."""
     from paceline.launch.checks.stop_contract import describe_stop
 
-    by_hand = (
-        "For one that you can submit by hand, type: paceline submit --script-only job.sbatch ..."
-    )
+    instead = "To submit it, leave out --dry-run."
+    if is_new and not cluster():
+        instead = "For one that you can submit by hand, type: paceline submit --script-only job.sbatch ..."
     advice = [
         "This is a preview: nothing has been written, so sbatch cannot run it.",
-        by_hand if is_new and not cluster() else "To submit it, leave out --dry-run.",
+        instead,
         f"Slurm has not checked the job. To check it, type: {to_type('doctor --job')} ...",
     ]
     plan = submission.plan
@@ -211,24 +221,6 @@ def _find_job(
         console.say_note(note)
     console.say_note(f"{submission.run_path.run_id} continues with its code: {submission.code}")
     return submission
-
-
-def _find_repeated(submission: SlurmJob) -> RunFolder | None:
-    """Return the run that this very submission has led to already; say which one."""
-    from paceline.launch.slurm_job import find_repeated
-
-    found = find_repeated(submission.run_path.scratch)
-    if found is None:
-        return None
-    folder, job = found
-    when = "when you typed this command earlier"
-    print(
-        f"submitted {folder.key} as job {job}, {when}; not submitted again\n"
-        f"  folder  {folder.path}\n  logs    {to_type(f'logs -f {folder.key}')}\n"
-        "To submit one more job, repeat the command.",
-        flush=True,
-    )
-    return folder
 
 
 def describe(submitted: Submitted, script_only: Path | None) -> None:
