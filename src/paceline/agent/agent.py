@@ -30,9 +30,9 @@ from paceline.agent.workers.forked_ranks import ForkedRanks
 from paceline.agent.workers.group_selection import GroupSelection
 from paceline.agent.workers.output import OutputCapture
 from paceline.agent.workers.process_tree import raise_descriptor_limit
+from paceline.agent.workers.rank_variables import thread_count
 from paceline.agent.workers.standard_input import StandardInput
 from paceline.agent.workers.started_ranks import Launch
-from paceline.agent.workers.variables.rank_variables import thread_count
 from paceline.agent.workers.zygote.start import THREADS
 from paceline.contract.files import find_own_folder
 from paceline.contract.jsonl import EventWriter

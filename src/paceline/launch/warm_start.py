@@ -8,9 +8,9 @@ import os
 from collections.abc import Collection
 from typing import Any
 
-from paceline.agent.workers.warm.conditions import reason_to_start_cold
+from paceline.agent.workers.warm import ask_all, reason_to_start_cold
 from paceline.agent.workers.zygote import prestart
-from paceline.agent.workers.zygote.start import FORKING_STYLES
+from paceline.agent.workers.zygote.start import FORKING_STYLES, ZygoteOptions
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.launch.local_plan import LocalPlan
 
@@ -54,7 +54,8 @@ def _fits(started: prestart.Prestarted, spec: LaunchSpec) -> bool:
     """Whether the agent will accept the zygote that was started before the options were parsed."""
     from paceline.agent.workers.forked_ranks import zygote_options
 
-    options, variables = zygote_options(spec, os.environ), _variables(spec)
+    options = zygote_options(spec, os.environ)
+    variables = _variables(spec, options)
     return (
         started.python == spec.python
         and (started.options.threads, started.options.preload) == (options.threads, options.preload)
@@ -65,24 +66,22 @@ def _fits(started: prestart.Prestarted, spec: LaunchSpec) -> bool:
 def _start(spec: LaunchSpec, warm: int) -> prestart.Prestarted | None:
     from paceline.agent.workers.forked_ranks import zygote_options
 
-    environ = {**os.environ, **_variables(spec)}
+    options = zygote_options(spec, os.environ, warm=warm)
     try:
-        return prestart.Prestarted(spec.python, zygote_options(spec, environ, warm=warm), environ)
+        environ = {**os.environ, **_variables(spec, options)}
+        return prestart.Prestarted(spec.python, options, environ)
     except OSError:  # the agent will try it again, and say what is wrong
         return None
 
 
-def _variables(spec: LaunchSpec) -> dict[str, str]:
-    """Return the variables of --env and the file that the zygote must have; ranks get all."""
-    from paceline.agent.workers.variables.early_variables import early_variables
+def _variables(spec: LaunchSpec, options: ZygoteOptions) -> dict[str, str]:
+    from paceline.agent.workers.early_variables import import_variables
 
-    return early_variables(spec.variables)
+    return import_variables(spec.variables, only_known=not options.preload)
 
 
 def read_status() -> list[dict[str, Any]]:
     """Return the status of each warm process of this user."""
-    from paceline.agent.workers.warm.client import ask_all
-
     return ask_all("status")
 
 
@@ -90,6 +89,4 @@ def stop(pids: Collection[int] | None = None) -> list[dict[str, Any]]:
     """End these warm processes of this user, or all, and return their last status. Running runs go
     on.
     """
-    from paceline.agent.workers.warm.client import ask_all
-
     return ask_all("stop", pids)

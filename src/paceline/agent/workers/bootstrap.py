@@ -27,8 +27,8 @@ from paceline.agent.health import heartbeat
 from paceline.agent.stop.framework_watch import watch_frameworks
 from paceline.agent.workers import process_tree, standard_input
 from paceline.agent.workers.coordination_probe import CoordinationProbe
+from paceline.agent.workers.rank_variables import REMOVED
 from paceline.agent.workers.store_listener import wait_for_store
-from paceline.agent.workers.variables.rank_variables import REMOVED
 from paceline.agent.workers.zygote.start import THREADS, parse_thread_count
 from paceline.contract import clean_exit, env, process
 from paceline.contract.heartbeat_file import SAVED_AND_STOPPED, ScriptEnd

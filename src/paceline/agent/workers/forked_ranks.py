@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.agent.workers import fork_safety, process_tree
-from paceline.agent.workers.variables.early_variables import early_variables
-from paceline.agent.workers.variables.import_reads import find_difference
-from paceline.agent.workers.variables.rank_variables import REMOVED, thread_count, thread_variables
+from paceline.agent.workers.early_variables import early_variables, import_variables
+from paceline.agent.workers.rank_variables import REMOVED, thread_count, thread_variables
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
 from paceline.agent.workers.zygote.start import THREADS, ZygoteOptions, cannot_start, start_zygote
 from paceline.contract import env
@@ -40,19 +39,8 @@ class Interrupted(Exception):
 class ForkedRanks:
     """The agent's side of a zygote and the ranks that it forks."""
 
-    def __init__(
-        self,
-        zygote: MessageSocket,
-        pid: int,
-        *,
-        launch_spec: LaunchSpec,
-        environ: Mapping[str, str],
-    ) -> None:
-        self._zygote = zygote
-        self._pid = pid
-        self._launch_spec, self._environ = launch_spec, environ
-        self._is_adopted = False  # and may lack variables of this run
-        self._note = ""  # for the user, why this zygote imports torch although another one has it
+    def __init__(self, zygote: MessageSocket, pid: int) -> None:
+        self._zygote, self._pid = zygote, pid
         self._ready = False
         self._gone = False
         self._running: dict[int, int] = {}  # local rank -> pid, 0 until the zygote has sent it
@@ -61,18 +49,12 @@ class ForkedRanks:
     def prepare(cls, launch_spec: LaunchSpec, environ: Mapping[str, str]) -> ForkedRanks:
         """Adopt the prestarted zygote if it fits, else start one. Does not wait for it."""
         prestarted = _connect_to_prestarted(environ)
-        if prestarted is None:
-            return cls(*_start(launch_spec, environ), launch_spec=launch_spec, environ=environ)
-        zygote, hello = prestarted
-        changed = find_difference(launch_spec.variables, hello["reads"])
-        if changed is None and _fits(hello, launch_spec, environ):
-            adopted = cls(zygote, hello["pid"], launch_spec=launch_spec, environ=environ)
-            adopted._is_adopted = True
-            return adopted
-        _discard(zygote, hello)
-        started = cls(*_start(launch_spec, environ), launch_spec=launch_spec, environ=environ)
-        started._note = _describe_difference(changed) if changed else ""
-        return started
+        if prestarted is not None:
+            zygote, hello = prestarted
+            if _fits(hello, launch_spec, environ):
+                return cls(zygote, hello["pid"])
+            _discard(zygote, hello)
+        return cls(*_start(launch_spec, environ))
 
     def wait_until_ready(
         self, is_interrupted: Callable[[], bool], say: Callable[[str], None]
@@ -82,8 +64,6 @@ class ForkedRanks:
 
         `say` is called with notes for the user.
         """
-        if self._note:
-            say(self._note)
         while not self._ready:
             if is_interrupted():
                 raise Interrupted
@@ -100,31 +80,14 @@ class ForkedRanks:
                 if message["kind"] == "unsafe":
                     raise UnsafeToFork(message["why"])
                 if message["kind"] == "warm":
-                    say(_describe_warm(message["seconds"], message["why_not"]))
+                    say(_describe_warm(message["seconds"]))
                 if message["kind"] == "preload_failed":
                     raise LaunchError(
                         f"Cannot preload {message['module']}.\n{message['why'].rstrip()}",
                         hint="Install the module, or remove it from --preload.",
                     )
                 if message["kind"] == "ready":
-                    self._ready = not (
-                        self._is_adopted and self._replace_if_different(message["reads"], say)
-                    )
-
-    def _replace_if_different(
-        self, read: Mapping[str, str | None], say: Callable[[str], None]
-    ) -> bool:
-        """Start another zygote if imports in this one have read variables that the ranks have with
-        other values.
-        """
-        changed = find_difference(self._launch_spec.variables, read)
-        if changed is None:
-            return False
-        say(_describe_difference(changed))
-        _discard(self._zygote, {"pid": self._pid})
-        self._zygote, self._pid = _start(self._launch_spec, self._environ)
-        self._is_adopted = False
-        return True
+                    self._ready = True
 
     def start(self, launch: Launch, output: OutputCapture) -> list[int]:
         from paceline.agent.workers.bootstrap import make_rank_spec
@@ -233,21 +196,19 @@ def _start(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> tuple[Message
 
 
 def _fits(hello: Mapping[str, Any], launch_spec: LaunchSpec, environ: Mapping[str, str]) -> bool:
-    """Whether a zygote is what this run would start."""
+    """Whether a zygote is what this run would start. A `.env` file or paceline.toml may have added
+    variables that imports read.
+    """
     options = zygote_options(launch_spec, environ)
-    # A `.env` file or --env may have added variables.
-    variables = early_variables({**environ, **launch_spec.variables})
-    expected = (launch_spec.python, options.threads, options.preload, variables)
-    return (hello["python"], hello["threads"], hello["preload"], hello["environ"]) == expected
+    variables = import_variables(launch_spec.variables, only_known=hello["only_known"])
+    expected = (launch_spec.python, options.threads, options.preload)
+    return (hello["python"], hello["threads"], hello["preload"]) == expected and all(
+        hello["environ"].get(name) == value
+        for name, value in {**early_variables(environ), **variables}.items()
+    )
 
 
-def _describe_difference(name: str) -> str:
-    return f"importing torch again, because imports read {name}, which had a different value"
-
-
-def _describe_warm(seconds: int, why_not: str) -> str:
-    if why_not:
-        return f"torch will not stay imported for your next runs: {why_not}"
+def _describe_warm(seconds: int) -> str:
     time = f"{seconds} s" if seconds % 60 else f"{seconds // 60}m"
     return f"torch stays imported for your next runs, for {time}; see `paceline clean --processes`"
 

@@ -13,11 +13,7 @@ from typing import Protocol
 from paceline.agent.launcher_placement import Placement
 from paceline.agent.workers import process_tree
 from paceline.agent.workers.output import PER_RANK_LOGS, OutputCapture
-from paceline.agent.workers.variables.rank_variables import (
-    common_variables,
-    node_variables,
-    rank_variables,
-)
+from paceline.agent.workers.rank_variables import common_variables, node_variables, rank_variables
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import AttemptFolder
 

@@ -16,7 +16,6 @@ import typer
 
 from paceline.cli import console, typer_options
 from paceline.contract.claims import find_holder
-from paceline.contract.files import show_size
 from paceline.contract.sweep_folder import SweepFolder
 from paceline.contract.verdict import STOPPED
 from paceline.errors import ClusterError, UsageError
@@ -124,14 +123,12 @@ def _find_files(folder: Path | None, *, cached: bool) -> list[Removable]:
 
 def _warm_process(status: dict[str, Any]) -> Removable:
     """Return a process that `run --warm` keeps. Runs that it has started continue when it ends."""
-    reason = "warm process, not responding"
-    if status["kind"] != "silent":
-        left = show_seconds(status["left"])
-        ends = f"{status['running']} running" if status["running"] else f"ends in {left}"
-        reason = (
-            f"warm process: torch {status['torch']} of {status['python']}, "
-            f"{show_size(status['memory'])}, {status['served']} warm starts, {ends}"
-        )
+    left = show_seconds(status["left"])
+    ends = f"{status['running']} running" if status["running"] else f"ends in {left}"
+    reason = (
+        f"warm process: torch {status['torch']} of {status['python']}, "
+        f"{status['served']} warm starts, {ends}"
+    )
     number = status["pid"]
     return Removable(f"process {number}", reason, lambda: bool(warm_start.stop([number])))
 

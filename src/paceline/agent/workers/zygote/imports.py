@@ -9,8 +9,7 @@ import traceback
 from typing import Any
 
 from paceline.agent.workers import fork_safety
-from paceline.agent.workers.variables.import_reads import record_reads
-from paceline.agent.workers.variables.rank_variables import thread_variables
+from paceline.agent.workers.rank_variables import thread_variables
 from paceline.agent.workers.zygote.start import ZygoteOptions
 from paceline.contract import frameworks
 
@@ -38,8 +37,7 @@ def import_modules(
     gc.disable()
     for name in names:
         try:
-            with record_reads():
-                importlib.import_module(name)
+            importlib.import_module(name)
         except BaseException:
             if required:
                 return {"kind": "preload_failed", "module": name, "why": traceback.format_exc()}

@@ -1,9 +1,9 @@
 """Start a zygote before anything else, so that torch is imported while the command line parses its
 options.
 
-The options of the zygote are guessed from the arguments. A wrong guess costs a little work and
-nothing else: the agent discards the zygote and starts its own. If the command ends early, the
-zygote ends with it.
+The options of the zygote are guessed from the arguments as they are typed. A wrong guess, because
+of paceline.toml for example, costs a little work and nothing else: the zygote is discarded and the
+right one started. If the command ends early, the zygote ends with it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import signal
 import sys
 
 from paceline.agent.python_command import python_command
-from paceline.agent.workers.variables.early_variables import early_variables
-from paceline.agent.workers.warm.conditions import reason_to_start_cold
+from paceline.agent.workers.early_variables import import_variables
+from paceline.agent.workers.warm import reason_to_start_cold, request_zygote
 from paceline.agent.workers.zygote.start import (
     FORKING_STYLES,
     THREADS,
@@ -62,8 +62,6 @@ class Prestarted:
         self.pid: int | None = None  # if it is a child of this process
         connection: socket.socket | None = None
         if options.warm:
-            from paceline.agent.workers.warm.client import request_zygote
-
             connection, self.replaced = request_zygote(python, options, environ)
         if connection is None:
             connection, self.pid = start_zygote(python, options, environ)
@@ -128,9 +126,10 @@ def start(argv: list[str]) -> None:
     try:
         options = guess(argv[2:], cores=len(os.sched_getaffinity(0)), environ=dict(os.environ))
         if options is not None:
-            variables = _typed_variables(_split(argv[2:])[0] or {})
-            if options.warm:  # later runs may have other values of those that only ranks read
-                variables = early_variables(variables)
+            variables = import_variables(
+                _typed_variables(_split(argv[2:])[0] or {}),
+                only_known=options.warm > 0 and not options.preload,
+            )
             prestarted = Prestarted(sys.executable, options, {**os.environ, **variables})
             if prestarted.pid is None:  # with torch imported, the agent would take longest
                 prestarted.agent = EarlyAgent(prestarted.descriptor)
@@ -163,13 +162,13 @@ def guess(args: list[str], *, cores: int, environ: dict[str, str]) -> ZygoteOpti
         parse_thread_count(each.get(THREADS, "")) for each in (_typed_variables(options), environ)
     )
     threads = next(filter(None, counts), max(1, cores // nproc))
-    warm = 0 if reason_to_start_cold(environ) else _guess_warm(options)
+    is_warm = "--warm" in options and not reason_to_start_cold(environ)
     return ZygoteOptions(
         program,
         is_module=is_module,
         threads=threads,
         preload=options.get("--preload", []),
-        warm=warm,
+        warm=DEFAULT_WARM if is_warm else 0,
     )
 
 
@@ -177,59 +176,6 @@ def _typed_variables(options: dict[str, list[str]]) -> dict[str, str]:
     """Return the variables of --env."""
     parts = (text.partition("=") for text in options.get("--env", []))
     return {name: value for name, equals, value in parts if equals}
-
-
-def _guess_warm(options: dict[str, list[str]]) -> int:
-    """Return how long a warm process stays after this run, in seconds; 0 if none is wanted."""
-    if "--no-warm" in options:
-        return 0
-    if "--warm" in options:
-        return DEFAULT_WARM
-    files = options.get("--config") or [
-        file
-        for folder in _folders_above(os.getcwd())
-        for file in (f"{folder}/paceline.toml", f"{folder}/pyproject.toml")
-    ]
-    for name in files:
-        try:
-            with open(name, encoding="utf-8", errors="replace") as file:
-                text = file.read()
-            if not name.endswith("/pyproject.toml") or "tool.paceline" in text:
-                return _read_warm(text)
-        except OSError:
-            continue
-    return 0
-
-
-def _folders_above(folder: str) -> list[str]:
-    """Return this folder and those above, up to the root of its repository; only this one outside
-    of one.
-    """
-    folders = [folder]
-    while not os.path.exists(os.path.join(folder, ".git")):
-        folder, below = os.path.dirname(folder), folder
-        if folder == below:
-            return folders[:1]
-        folders.append(folder)
-    return folders
-
-
-def _read_warm(text: str) -> int:
-    """Return `warm` in [launch]. Forms that are rare are left to the command itself, which reads
-    the file again.
-    """
-    table = ""
-    for line in text.splitlines():
-        name, _, value = line.partition("=")
-        if line.startswith("["):
-            table = line.split("#")[0].strip(" []")
-        elif name.strip() == "warm" and table in ("launch", "tool.paceline.launch"):
-            amount = value.split("#")[0].strip(" \t\"'")
-            if amount == "true":
-                return DEFAULT_WARM
-            unit = {"s": 1, "m": 60, "h": 3600}.get(amount[-1:], 0)
-            return int(amount[:-1]) * unit if amount[:-1].isdigit() else 0
-    return 0
 
 
 def _split(args: list[str]) -> tuple[dict[str, list[str]] | None, bool, str | None]:

@@ -18,10 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.agent.workers import process_tree
-from paceline.agent.workers.variables.early_variables import early_variables
-from paceline.agent.workers.variables.import_reads import reads
-from paceline.agent.workers.warm.conditions import read_conditions
-from paceline.agent.workers.warm.server import stay_warm
+from paceline.agent.workers.warm import read_conditions, stay_warm
 from paceline.agent.workers.zygote.imports import import_modules, shared_modules
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
 from paceline.agent.workers.zygote.start import ZygoteOptions
@@ -35,23 +32,21 @@ def main(args: list[str]) -> None:
     descriptor, parent = int(args[0]), int(args[1])
     options = ZygoteOptions.from_args(args[2:])
     process.die_with_parent(parent)
-    started = time.time_ns()
-    # before signals are ignored
     conditions = read_conditions(sys.executable, os.environ) if options.warm else {}
     clean_exit.wait_for_torch_at_exit()  # in the ranks: they inherit it
     agent = MessageSocket(socket.socket(fileno=descriptor))
     os.set_inheritable(descriptor, False)
     try:
-        problem = _greet_and_import(agent, options)
+        problem = _greet_and_import(agent, options, is_warm=options.warm > 0)
         if options.warm and problem is None:
-            later = stay_warm(agent, options, conditions, started=started)
+            later = stay_warm(agent, options, conditions)
             if later is not None:
                 # This is another process now, which a later run has asked for.
                 agent, options = later
-                problem = _greet_and_import(agent, options)
+                problem = _greet_and_import(agent, options, is_warm=True)
         if problem is None:
             problem = import_modules(options.preload, threads=options.threads, required=True)
-        agent.send(problem or {"kind": "ready", "reads": reads})
+        agent.send(problem or {"kind": "ready"})
     except ConnectionClosed as closed:
         problem = {"kind": "closed", "why": str(closed)}
     rank_spec = None if problem else Zygote(agent).serve()
@@ -62,7 +57,9 @@ def main(args: list[str]) -> None:
     bootstrap.run_forked_rank(rank_spec)
 
 
-def _greet_and_import(agent: MessageSocket, options: ZygoteOptions) -> dict[str, Any] | None:
+def _greet_and_import(
+    agent: MessageSocket, options: ZygoteOptions, *, is_warm: bool
+) -> dict[str, Any] | None:
     """Tell the agent what this zygote is, and import what does not belong to the user."""
     for each in IGNORED_SIGNALS:
         signal.signal(each, signal.SIG_IGN)
@@ -73,8 +70,8 @@ def _greet_and_import(agent: MessageSocket, options: ZygoteOptions) -> dict[str,
             "python": sys.executable,
             "threads": options.threads,
             "preload": options.preload,
-            "environ": early_variables(os.environ),
-            "reads": reads,
+            "environ": dict(os.environ),
+            "only_known": is_warm and not options.preload,
         }
     )
     return import_modules(shared_modules(options, os.getcwd()), threads=options.threads)

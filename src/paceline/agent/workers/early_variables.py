@@ -67,6 +67,8 @@ READ_LATER = (
     "TORCH_NCCL_",
 )
 
+READ_BY_RANKS = ("PACELINE_", "WANDB_", "NCCL_", "GLOO_")
+
 
 def is_read_at_import(name: str) -> bool:
     """Whether a script that sets this variable before it imports torch cannot be forked after that
@@ -84,3 +86,14 @@ def early_variables(environ: Mapping[str, str]) -> dict[str, str]:
         for name, text in environ.items()
         if name.startswith(READ_AT_IMPORT + READ_AT_START) and not name.startswith(READ_LATER)
     }
+
+
+def import_variables(variables: Mapping[str, str], *, only_known: bool) -> dict[str, str]:
+    """Return those of a run's own variables that a zygote needs: imports may read any name.
+
+    `only_known`: it imports nothing but torch and Paceline.
+    """
+    if only_known:
+        return early_variables(variables)
+    others = READ_LATER + READ_BY_RANKS
+    return {name: text for name, text in variables.items() if not name.startswith(others)}

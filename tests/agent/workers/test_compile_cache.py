@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-
 from paceline.agent.workers.variables import compile_cache
-from paceline.agent.workers.variables.compile_cache import (
+
+from paceline.agent.workers.compile_cache import (
     CACHE,
     EXTENSIONS,
     compile_cache_variables,

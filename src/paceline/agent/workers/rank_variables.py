@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.agent.workers.variables.compile_cache import compile_cache_variables
+from paceline.agent.workers.compile_cache import compile_cache_variables
 from paceline.agent.workers.zygote.start import THREADS, parse_thread_count
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
