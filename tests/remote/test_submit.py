@@ -165,7 +165,7 @@ def test_secrets_go_over_the_connection_and_nowhere_else(
     (project / ".env").chmod(0o600)
     done = slurm("submit", *SMALL, "--follow", "train.py")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "MY_TOKEN (.env) goes to slurm" in done.stderr
+    assert "MY_TOKEN (.env) will be sent to slurm" in done.stderr
     assert outputs(done.stdout)[0]["token"] == hashlib.sha256(secret.encode()).hexdigest()
     assert not lab.on_node(f"grep -rl {secret} {lab.home} || true").stdout
     # not started yet

@@ -104,7 +104,8 @@ def forwarded(asked: Forwarded) -> int:
     from paceline.cli.on_cluster import ask
     from paceline.ssh.fetch import ALL, LOGS, RECORDS, WEIGHTS, fetch
 
-    values = asked.values
+    values, to = asked.values, asked.values.get("to")
+    place = None if to is None else expand_home(to)
     flags = {"weights": WEIGHTS, "logs": LOGS, "everything": ALL}
     chosen = [what for name, what in flags.items() if values.get(name)] or [RECORDS]
     if len(chosen) > 1:
@@ -118,20 +119,20 @@ def forwarded(asked: Forwarded) -> int:
 
     fetched = fetch(
         listing,
-        lambda found: _target(found, values.get("to")),
+        lambda found: _target(found, place),
         overwrite=bool(values.get("overwrite")),
         progress=sys.stderr.isatty() and sys.stdout.isatty(),
     )
     return _describe(fetched, chosen[0], asked.names[0])
 
 
-def _target(listing: Mapping[str, Any], to: str | None) -> Path:
+def _target(listing: Mapping[str, Any], to: Path | None) -> Path:
     """Return where the run goes: among the project's runs, unless another place was named."""
     from paceline.contract.sweep_folder import SweepFolder
     from paceline.launch.run_folder import create_scratch
 
     if to is not None:
-        return expand_home(to).absolute() / str(listing["key"])
+        return to.absolute() / str(listing["key"])
     scratch, run_path = runs.scratch_here(), str(listing["run_path"])
     if not is_run_path(run_path):
         raise EnvironmentProblem(
