@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from paceline.agent.workers.variables import compile_cache
 
 from paceline.agent.workers.compile_cache import (
     CACHE,
@@ -14,6 +13,7 @@ from paceline.agent.workers.compile_cache import (
     compile_cache_variables,
     node_image,
 )
+from paceline.agent.workers.variables import compile_cache
 from paceline.contract.launch_spec import LaunchSpec
 from tests.adversary.second_user import OWNER, STRANGER, call_as, needs_two_users, shared_folder
 
