@@ -411,10 +411,6 @@ def test_a_queued_job_runs_the_code_as_submitted(
     first = run_of(slurm_paceline("submit", *SMALL, "train.py", cwd=home, check=True))
     project(home, PLAIN)
     after = slurm_paceline("submit", *SMALL, "--after", "last", "train.py", cwd=home, check=True)
-    assert (
-        f"{first.path.name} writes new files to {first.work / 'project'}; read them from there"
-        in after.stderr
-    )
     second = run_of(after)
     project(home, "raise SystemExit('not the code that was submitted')\n")
     job = (second.path / "job").read_text().strip()
@@ -425,10 +421,6 @@ def test_a_queued_job_runs_the_code_as_submitted(
     assert cluster.wait(job, timeout=TIMEOUT) == "COMPLETED", diagnostics(second)
     assert rank_reports(second)[0]["file"].startswith(
         str(os.path.realpath(second.path.parent.parent))
-    )
-    first.launch_spec.unlink()  # only a note needs it
-    slurm_paceline(
-        "submit", *SMALL, "--dry-run", "--after", first.path.name, "train.py", cwd=home, check=True
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import httpx
 import pytest
 
 from paceline.contract.run_folder import RunFolder
+from paceline.spec import file_owner
 from paceline.ui.run_reader import MAX_LINES, RunReader, Wanted
 from tests.ui.web.conftest import Served
 from tests.ui.web.folders import make_run, write_metrics
@@ -90,9 +92,9 @@ def test_code_of_others_is_not_compared(
     folder.code.mkdir()
     (folder.code / "secret.py").write_text("")
     assert "+password" in client.get(f"api/runs/{RUN}/diff").json()["diff"]
-    monkeypatch.setattr("paceline.launch.diff.is_own_folder", lambda path: False)
+    monkeypatch.setattr(file_owner, "_owner", lambda path: os.geteuid() + 1)
     answer = client.get(f"api/runs/{RUN}/diff").json()
-    assert (answer["diff"], "another user" in answer["note"]) == ("", True)
+    assert (answer["diff"], "is not yours" in answer["note"]) == ("", True)
 
 
 def test_a_sweep_is_not_read_for_each_page(

@@ -107,7 +107,7 @@ class Answers:
             return {"diff": "", "note": note}
         try:
             text = compare_run(self.rows.run(key)).to_text()
-        except EnvironmentProblem as problem:
+        except (EnvironmentProblem, UsageError) as problem:
             return {"diff": "", "note": f"{problem.message} {problem.hint}"}
         cut = f"Only the first {MAX_DIFFERENCE:,} characters are shown."
         return {"diff": text[:MAX_DIFFERENCE], "note": cut if len(text) > MAX_DIFFERENCE else ""}
