@@ -66,10 +66,12 @@ def as_typed(command: str) -> str:
 
 
 def split(command: str) -> list[list[str]]:
-    """Return the words of each command of a line, without its comment."""
+    """Return the words of each command of a line, without its comment and its redirection."""
     words = shlex.split(command, comments=True)
     found: list[list[str]] = [[]]
     for word in words:
+        if word == ">>":
+            break
         if word in ("&&", "|", "||"):
             found.append([])
         elif word.endswith(";"):
