@@ -527,7 +527,7 @@ def test_one_that_does_not_answer_is_replaced(paceline: Paceline) -> None:
     done = paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
     assert "starting cold, because the warm process is not responding" in done.stderr
     assert "torch stays imported" in done.stderr
-    os.kill(stopped, signal.SIGKILL)
+    assert not is_alive(stopped)
     assert status()["pid"] != stopped
 
 

@@ -15,6 +15,7 @@ import resource
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 import zlib
@@ -158,10 +159,13 @@ def request_zygote(
     if answer is not None and answer["kind"] == "accepted":
         connection.setblocking(True)
         return connection, ""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     connection.close()
     if answer is not None:
         return None, f"this has changed: {answer['why']}"
-    os.unlink(path)  # nobody waits for it again
+    os.unlink(path)
+    # It may hold this command's output open, which the reader of a pipe would wait for.
+    os.kill(struct.unpack("=iII", credentials)[0], signal.SIGKILL)
     return None, "the warm process is not responding"
 
 
@@ -237,6 +241,7 @@ def stay_warm(agent: MessageSocket, options: ZygoteOptions, conditions: Conditio
         os._exit(0)
     os.setsid()
     os.chdir("/")
+    listener.listen()  # so that its clients see this process at the other end
     agent.end.detach()  # it is closed with all others, whatever gets its number later
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
