@@ -147,6 +147,7 @@ def make_launch_spec(
         params=job.params,
         runtime=runtime_settings(job),
         max_restarts=max_restarts,
+        join_timeout=float(job.resume.join_timeout or 0),
         hang_timeout=float(job.resume.hang_timeout or 0),
         requeue=bool(job.resume.requeue),
         requeue_always=job.resume.requeue == "always",

@@ -132,6 +132,14 @@ class Resume(Table):
         ),
         Option("--max-restarts N", "Restart failed ranks up to N times (N + 1 attempts).", plus=1),
     ] = None
+    join_timeout: Annotated[
+        Seconds | None,
+        Option(
+            "--join-timeout TIME",
+            "How long a node may take to join the others, counted from the last one that has "
+            "(default: 2m, and 0.5s more per agent).",
+        ),
+    ] = None
     hang_timeout: Annotated[
         Seconds | None,
         Option(

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from paceline.agent.workers import compile_cache
 from paceline.agent.workers.compile_cache import (
     CACHE,
     EXTENSIONS,
     compile_cache_variables,
     node_image,
 )
-from paceline.agent.workers.variables import compile_cache
 from paceline.contract.launch_spec import LaunchSpec
 from tests.adversary.second_user import OWNER, STRANGER, call_as, needs_two_users, shared_folder
 

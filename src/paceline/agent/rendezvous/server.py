@@ -269,7 +269,7 @@ class RendezvousServer:
         return AgentsMissing(
             f"Agents did not join within {timeout:g} s: {listed}{more}.",
             hint="A node did not start, or cannot reach the head node: read its lines in the "
-            "job's log.",
+            "job's log. If nodes start later than that, set --join-timeout.",
             hosts=hosts,
         )
 
