@@ -177,14 +177,9 @@ def measure_submit(laptop: Laptop, nemo: str | None) -> list[Result]:
     socket = next(
         str(each) for each in (lab.folder / "run" / "paceline").iterdir() if not each.suffix
     )
-    (installed,) = (
-        each for each in (lab.home / ".cache" / "paceline").iterdir() if each.name[0].isdigit()
-    )
+    (installed,) = (lab.home / ".cache" / "paceline").glob("paceline-*")
     conf = next(node.variables["SLURM_CONF"] for node in lab.more if node.name == "slurm")
-    start = (
-        f"import sys; sys.path.insert(0, '{installed}'); from paceline.__main__ import main; main()"
-    )
-    python = f'SLURM_CONF={conf} /usr/bin/python3 -I -c "{start}"'
+    python = f'SLURM_CONF={conf} "$(cat {installed}/python)" -I {installed}/start.py'
     lab.on_node("mkdir -p local")
     cases: dict[str, Callable[[], object]] = {
         "rsync; ssh sbatch": by_hand,
@@ -293,7 +288,7 @@ def measure(lab: Lab, cluster: Sandbox, folder: Path, args: argparse.Namespace) 
             log = wait_for_log(lab, f"talks-{round_trip}")
             results += measure_following(laptop, socket, log, f"talks-{round_trip}", args.seconds)
             laptop.paceline("cancel", "--on", "link", f"talks-{round_trip}")
-            laptop.paceline("logout")
+            laptop.paceline("login", "--close")
             lab.wait_until_empty()
             lab.uninstall()
     return results

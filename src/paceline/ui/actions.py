@@ -63,28 +63,37 @@ def allowed_verbs(run: Overview) -> list[str]:
 
 def find_question(verb: str, run: Overview) -> Question | str:
     """Return what to ask before this is done to a run, or why it is not possible."""
-    name = run.key
+    name, again = run.key, resume_command(RunFolder(Path(run.path)), job=run.job or None)
     if not is_own_folder(Path(run.path)):
         return f"Run {name} belongs to another user; you can only view it."
-    again = resume_command(RunFolder(Path(run.path)), job=run.job or None)
-    title = " ".join(filter(None, (name, f"({run.name or run.program.rpartition('/')[2]},")))
-    title = f"run {title} {f'job {run.job}' if run.job else 'a local run'})"
-    if verb == REQUEUE and not run.job:
-        return f"Run {name} is not a Slurm job. Continue it with `{again}`."
+    if verb == CANCEL and not run.job:
+        verb = STOP
+    if verb not in allowed_verbs(run):
+        if verb == REQUEUE:
+            return f"Run {name} is {run.status} and cannot be requeued. To continue it: {again}"
+        if run.is_over:
+            return f"Run {name} has already ended: {run.status}."
+        return f"Run {name} is not running yet, so it has nothing to save. To cancel it, press c."
+    job = f"job {run.job}" if run.job else "a local run"
+    title = f"run {name} ({run.name or run.program.rpartition('/')[2]}, {job})"
     if verb == REQUEUE and run.is_over:
-        if run.sweep:
-            return f"It is a trial: `{again}` runs it again, and others that ended in the same way."
         text = "It continues from its newest checkpoint, as a new job with the same code."
         return Question(verb, run, f"Submit {title} again?", text, "Submit again")
-    if run.is_over:
-        return f"Run {name} has already ended: {run.status}."
-    if run.job and run.status != "running" and verb != CANCEL:
-        return f"Run {name} is not running yet, so it has nothing to save. To cancel it, press c."
-    if verb == REQUEUE:
-        text = "It saves a checkpoint, is requeued, and continues when the job starts again."
-        return Question(verb, run, f"Requeue {title}?", text, "Requeue")
-    if verb == STOP or not run.job:
-        text = f"It saves a checkpoint first. To continue it later: {again}"
-        return Question(verb, run, f"Let {title} save and stop?", text, "Save and stop")
-    text = "Steps since its last checkpoint are lost, and it is not requeued. To save, press s."
-    return Question(verb, run, f"Cancel {title} now?", text, "Cancel the run")
+    text, ask, yes = {
+        REQUEUE: (
+            "It saves a checkpoint, is requeued, and continues when the job starts again.",
+            f"Requeue {title}?",
+            "Requeue",
+        ),
+        STOP: (
+            f"It saves a checkpoint first. To continue it later: {again}",
+            f"Let {title} save and stop?",
+            "Save and stop",
+        ),
+        CANCEL: (
+            "Steps since its last checkpoint are lost, and it is not requeued. To save, press s.",
+            f"Cancel {title} now?",
+            "Cancel the run",
+        ),
+    }[verb]
+    return Question(verb, run, ask, text, yes)

@@ -21,7 +21,6 @@ from urllib.parse import quote
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import SweepFolder
 from paceline.errors import EnvironmentProblem
-from paceline.launch.diff import compare_run
 from paceline.sweep.report import describe_trials
 from paceline.sweep.results import read_sweep
 from paceline.ui.json_text import encode
@@ -37,7 +36,6 @@ MIN_POINTS, MAX_POINTS = 40, 1000  # of a curve
 SAMPLES = 1500  # of all nodes of a run
 LOG = 60_000  # characters of the log
 LOG_LINES = 1000
-DIFFERENCE = 40_000  # characters of the code difference
 TRIALS = 5  # the best of a sweep, whose own pages a report has
 
 Answers = dict[str, Any]
@@ -80,18 +78,11 @@ def _run(folder: RunFolder, key: str, *, share: int) -> Answers:
     curves.add(MetricsReader(folder.metrics).read_new())
     found = curves.all()
     points = max(MIN_POINTS, min(MAX_POINTS, CURVES // share // POINT // max(1, len(found))))
-    answers = {
+    return {
         path: {**details, "nodes": [_thin_node(node, max(2, samples)) for node in nodes]},
         f"{path}/curves": {"curves": [thin_curve(curve, points) for curve in found]},
         f"{path}/log": {"lines": _log(folder, LOG // share)},
     }
-    try:
-        text = compare_run(folder).to_text()
-    except (EnvironmentProblem, OSError):
-        return answers  # how the code has changed is not known
-    size = DIFFERENCE // share
-    more = f"\n… and {len(text) - size:,} characters more" if len(text) > size else ""
-    return {**answers, f"{path}/diff": {"diff": text[:size] + more}}
 
 
 def thin_curve(curve: Curve, points: int) -> dict[str, Any]:
@@ -118,10 +109,8 @@ def thin_curve(curve: Curve, points: int) -> dict[str, Any]:
 
 def _thin_node(node: Mapping[str, Any], count: int) -> dict[str, Any]:
     """Keep the newest sample of a node, and an even share of those before it."""
-    samples = node["samples"]
-    if len(samples) > count:
-        every = (len(samples) - 1) / (count - 1)
-        samples = [samples[round(index * every)] for index in range(count)]
+    every = max(1, -(-len(node["samples"]) // count))
+    samples = node["samples"][::-every][::-1]
     names = ("time", "cpu", "memory", "gpus")
     kept = [{name: each[name] for name in names if name in each} for each in samples]
     return {**node, "samples": kept}

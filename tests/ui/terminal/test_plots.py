@@ -40,13 +40,9 @@ def test_values_over_decades_have_a_log_scale_that_is_named() -> None:
         "       |                  '''...",
         "0.0001 +                        ''..",
         "       +----------------------------",
-        "        0  step (y: log scale)   100",
+        "        0         log y          100",
     ]
-    names = {26: "step (log y)", 20: "log y", 17: "log"}  # in narrow panes
-    assert all(
-        name in line_plot(falls, width=width, height=5, unicode=False)[-1]
-        for width, name in names.items()
-    )
+    assert "log y" in line_plot(falls, width=20, height=5, unicode=False)[-1]
     narrow = line_plot(falls, width=16, height=5, unicode=False)
     assert narrow[2].startswith("    50 +"), "a scale that cannot be named is not used"
 

@@ -74,6 +74,22 @@ def test_live_runs_come_first_and_new_ones_before_old_ones() -> None:
     assert summary(runs) == "2 running · 1 queued · 1 over"
 
 
+SWEEP = SweepOverview(
+    name="lr",
+    project="p",
+    experiment="e",
+    path="/scratch/p/e/lr",
+    is_over=False,
+    metric="acc",
+    direction="maximize",
+    created=5000.0,
+    trials=10,
+    counts={"done": 2, "pending": 7, "running": 1},
+    best=0.75,
+    best_trial=3,
+)
+
+
 def test_the_trials_of_a_sweep_are_one_row_that_unfolds() -> None:
     trials = [
         run("", "done", trial=0),
@@ -81,41 +97,20 @@ def test_the_trials_of_a_sweep_are_one_row_that_unfolds() -> None:
         run("", trial=2),
         run("", "done", trial=3),
     ]
-    (row,) = arrange(trials)
+    (row,) = arrange(trials, [SWEEP])
     assert (row.name, row.counts, row.liveliness, row.is_over) == (
         "lr",
-        "1 running, 1 queued, 2 done",
+        "1 running, 7 pending, 2 done",
         0,
         False,
     )
-    assert "sweep" in row_line(row, fit(80)).plain
-    unfolded = arrange(trials, unfolded={row.key})
+    unfolded = arrange(trials, [SWEEP], unfolded={row.key})
     assert [each.name for each in unfolded] == ["lr", "trial 2", "trial 1", "trial 0", "trial 3"]
 
 
-def test_a_trial_shows_its_parameters() -> None:
-    trial = run("", trial=0)
-    rows = arrange([trial], unfolded={"/scratch/p/e/lr"}, points={trial.path: "lr=0.1 \x1b[2Jw=64"})
-    assert "lr=0.1 w=64 · node1" in row_line(rows[1], fit(100)).plain
-
-
 def test_a_sweep_counts_trials_that_have_not_started() -> None:
-    sweep = SweepOverview(
-        name="lr",
-        project="p",
-        experiment="e",
-        path="/scratch/p/e/lr",
-        is_over=False,
-        metric="acc",
-        direction="maximize",
-        created=5000.0,
-        trials=10,
-        counts={"done": 2, "pending": 7, "running": 1},
-        best=0.75,
-        best_trial=3,
-    )
     queued = replace(
-        sweep, path="/scratch/p/e/other", name="other", counts={"pending": 4}, trials=4, best=None
+        SWEEP, path="/scratch/p/e/other", name="other", counts={"pending": 4}, trials=4, best=None
     )
     runs = [
         run("", "done", trial=0),
@@ -123,7 +118,7 @@ def test_a_sweep_counts_trials_that_have_not_started() -> None:
         run("", "done", trial=3),
         run("new", created=9000.0),
     ]
-    rows = arrange(runs, [sweep, queued])
+    rows = arrange(runs, [SWEEP, queued])
     assert [row.name for row in rows] == ["new", "lr", "other"]
     line = row_line(rows[1], fit(100)).plain
     assert "20% 1 running, 7 pending, 2 done  best acc 0.75" in " ".join(line.split(" ")).replace(
@@ -132,9 +127,9 @@ def test_a_sweep_counts_trials_that_have_not_started() -> None:
     assert "0% 4 pending" in row_line(rows[2], fit(100)).plain
     assert [row.status for row in rows] == ["running", "running", "queued"]
     assert [row_line(row, fit(100)).plain.split()[2] for row in rows[1:]] == ["running", "queued"]
-    over = replace(sweep, is_over=True, counts={"done": 9, "failed": 1})
+    over = replace(SWEEP, is_over=True, counts={"done": 9, "failed": 1})
     assert (arrange([], [over])[0].status, arrange([], [over])[0].liveliness) == ("failed", 2)
-    assert [row.name for row in arrange(runs, [sweep, queued], wanted="other")] == ["other"]
+    assert [row.name for row in arrange(runs, [SWEEP, queued], wanted="other")] == ["other"]
     assert "7 pending" in sweep_facts(rows[1]).plain
     assert "acc 0.75, trial 3" in sweep_facts(rows[1]).plain
 

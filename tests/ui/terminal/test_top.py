@@ -115,7 +115,7 @@ def test_a_local_run_from_its_start_to_its_end(
         await screen.press("c")
         await screen.until("has already ended: done")
         await screen.press("r")
-        await screen.until("not a Slurm job")
+        await screen.until("cannot be requeued")
 
     drive(scratch, work)
     assert local_run.wait(timeout=60) == 0

@@ -83,20 +83,6 @@ def test_trials_of_sweeps_are_rows_too(client: httpx.Client, scratch: Path) -> N
     assert client.get("api/runs/lr-4").status_code == 404
 
 
-def test_code_of_others_is_not_compared(
-    client: httpx.Client, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "secret.py").write_text("password\n")
-    folder = make_run(scratch, code={"folder": str(tmp_path / "home")})
-    folder.code.mkdir()
-    (folder.code / "secret.py").write_text("")
-    assert "+password" in client.get(f"api/runs/{RUN}/diff").json()["diff"]
-    monkeypatch.setattr(file_owner, "_owner", lambda path: os.geteuid() + 1)
-    answer = client.get(f"api/runs/{RUN}/diff").json()
-    assert (answer["diff"], "is not yours" in answer["note"]) == ("", True)
-
-
 def test_a_sweep_is_not_read_for_each_page(
     client: httpx.Client, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

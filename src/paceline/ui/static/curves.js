@@ -141,15 +141,12 @@ export function lineColour(index) {
 }
 
 const shown = { weight: 0, axis: "step", log: false }; // kept from run to run
-const FEW = 6; // metrics that need no search field
 
 export class MetricsView {
   constructor() {
     this.curves = new Map();
-    this.text = "";
     this.grid = new CurveGrid(shown, (name) => [{ label: "", curve: this.curves.get(name), colour: lineColour(0) }]);
-    this.search = h("input", { type: "search", placeholder: "Filter metrics", "aria-label": "Filter metrics", on: { input: later(() => this.filter(), 80) } });
-    this.toolbar = h("div", { class: "toolbar" }, curveControls(shown, () => this.grid.refresh()), h("span", { class: "spacer" }), this.search);
+    this.toolbar = h("div", { class: "toolbar" }, curveControls(shown, () => this.grid.refresh()));
     this.host = h("div", { class: "curves" }, this.toolbar, this.grid.host);
   }
 
@@ -167,18 +164,11 @@ export class MetricsView {
     else this.draw();
   }
 
-  filter() {
-    this.text = this.search.value.toLowerCase();
-    this.draw();
-  }
-
   draw() {
     const names = ordered(this.curves.keys());
-    this.search.hidden = names.length <= FEW;
-    const shown = names.filter((name) => name.toLowerCase().includes(this.text));
-    this.grid.show(shown);
+    this.grid.show(names);
     if (!names.length) put(this.host, empty("No metrics yet", "Numbers that your script logs appear here as curves:", "run.log(loss=loss)"));
-    else put(this.host, this.toolbar, shown.length ? this.grid.host : empty("No metric matches", "Change the filter."));
+    else put(this.host, this.toolbar, this.grid.host);
   }
 
   update() {}

@@ -1,9 +1,8 @@
-// What a run was asked to do, how its code has changed since, and where its time went.
+// What a run was asked to do, and where its time went.
 
 import { h, put } from "./dom.js";
 import { NOTHING, clock, date, duration, plain, value } from "./format.js";
 import { command, empty, facts, goodputBar, pill, plainTable, timeColour } from "./parts.js";
-import { get } from "./source.js";
 
 export class TimeView {
   constructor(path, details) {
@@ -75,10 +74,8 @@ function list(attempts, timeline, run) {
 
 export class SettingsView {
   constructor(path, details) {
-    this.diff = h("section", { class: "card flush" });
     this.host = h("div", { class: "stack" });
     this.update(details);
-    this.read(path);
   }
 
   update(details) {
@@ -94,19 +91,7 @@ export class SettingsView {
         h("div", { class: "stack" }, section("Configuration", Object.entries(config), "Pass it to run.config, and it appears here."), section("Code", [["commit", code.commit ? `${code.commit}${code.changed ? " + changes" : ""}` : ""], ["folder", code.folder], ["checkpoints", details.checkpoints.map((each) => `step ${each.step}${each.is_best ? " (best)" : ""}`).join(", ")], ["run folder", details.place]].filter(([, text]) => text), "Unknown.")),
         section("Settings of the job", settings, "None were given."),
       ),
-      this.diff,
     );
-  }
-
-  async read(path) {
-    let text, note;
-    try {
-      ({ diff: text, note } = await get(`${path}/diff`));
-    } catch (problem) {
-      [text, note] = ["", problem.message];
-    }
-    if (note) put(this.diff, empty("The code can't be compared", plain(note)));
-    else put(this.diff, text.trim() ? difference(text) : empty("The code has not changed", "The project is as it was when this run started."));
   }
 }
 
@@ -120,11 +105,4 @@ export function flatten(table, prefix = "") {
     if (any && typeof any === "object" && !Array.isArray(any)) return flatten(any, `${prefix}${name}.`);
     return any === null || any === NOTHING || (Array.isArray(any) && !any.length) || any === "" ? [] : [[`${prefix}${name}`, any]];
   });
-}
-
-function difference(text) {
-  const kind = (line) => (/^(\+\+\+|---|diff )/.test(line) ? "file" : { "+": "plus", "-": "minus", "@": "hunk" }[line[0]]);
-  return h("div", { class: "diff", tabindex: 0, "aria-label": "Code changes since the run started" },
-    h("h2", { style: { padding: "14px 16px 4px" } }, "Code changes since the run started"),
-    text.split("\n").slice(0, 5000).map((line) => h("span", { class: kind(line) || null }, plain(line))));
 }

@@ -7,7 +7,7 @@ import { follow, get } from "./source.js";
 import { Table } from "./table.js";
 
 // What the reader has chosen survives a visit to another page.
-const view = { text: "", state: "", trials: false, sort: "created", down: true, page: 0, selected: new Set() };
+const view = { text: "", state: "", sort: "created", down: true, page: 0, selected: new Set() };
 
 /** The same list, of sweeps alone. */
 export function sweepsPage(host, place) {
@@ -27,20 +27,18 @@ export async function runsPage(host, place, areSweeps = false) {
 
   const chips = h("div", { class: "chips", role: "group", "aria-label": "States" });
   const filter = h("input", { type: "search", placeholder: "Filter: name, script, project, state …", "aria-label": "Filter runs", value: view.text });
-  const trials = h("input", { type: "checkbox", checked: view.trials });
   const compare = h("button", { class: "primary", on: { click: () => { location.hash = `#/compare/${[...view.selected].map(encodeURIComponent).join(",")}`; } } });
   const total = h("span", { class: "quiet" });
   const table = new Table({ columns: columns(() => showSelected()), key: (row) => row.path, state: view, kind: "runs", label: "Runs" });
   const content = h("div");
   const draw = () => {
     const all = [...rows.values()];
-    const listed = view.trials && !areSweeps ? all : bundle(all, sweeps).filter((row) => row.bundle || !areSweeps);
+    const listed = bundle(all, sweeps).filter((row) => row.bundle || !areSweeps);
     const matching = listed.filter((row) => matches(row, view.text.toLowerCase()));
     drawChips(chips, matching, draw);
     const bundles = listed.filter((row) => row.bundle).length;
     total.textContent = [listed.length > bundles || !bundles ? count(listed.length - bundles, "run") : "", bundles ? count(bundles, "sweep") : ""].filter(Boolean).join(", ");
     table.set(view.state ? matching.filter((row) => row.status === view.state) : matching);
-    trialsLabel.hidden = areSweeps || !all.some((run) => run.sweep);
     put(content, listed.length ? [toolbar, table.shown.length ? table.host : nothing] : teach(areSweeps));
   };
   const showSelected = () => {
@@ -48,11 +46,9 @@ export async function runsPage(host, place, areSweeps = false) {
     compare.textContent = view.selected.size ? `Compare ${view.selected.size}` : "Compare";
     compare.title = compare.disabled ? "Tick two or more runs" : "";
   };
-  const trialsLabel = h("label", null, trials, "Trials one by one");
-  const toolbar = h("div", { class: "toolbar" }, filter, chips, h("span", { class: "spacer" }), trialsLabel, compare);
+  const toolbar = h("div", { class: "toolbar" }, filter, chips, h("span", { class: "spacer" }), compare);
   const nothing = empty("No run matches", "Change the filter, or choose another state.");
   filter.addEventListener("input", later(() => { Object.assign(view, { text: filter.value, page: 0 }); draw(); }, 80));
-  trials.addEventListener("change", () => { Object.assign(view, { trials: trials.checked, page: 0 }); draw(); });
   const slash = (event) => {
     if (event.key !== "/" || event.target.matches("input, textarea, select")) return;
     event.preventDefault();

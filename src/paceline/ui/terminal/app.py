@@ -21,12 +21,9 @@ from textual.events import DescendantBlur, DescendantFocus
 from textual.message import Message
 from textual.widgets import Input, Static
 
-from paceline.contract.foreign_records import read_fields
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.sweep_folder import TrialFolder
 from paceline.errors import PacelineError
 from paceline.spec.shell_text import quote, to_type
-from paceline.sweep.results import to_label
 from paceline.ui.actions import Question, act, find_question
 from paceline.ui.run_list import RunList
 from paceline.ui.run_reader import News, RunReader, Wanted
@@ -117,7 +114,6 @@ class TopApp(App[None]):
         self.scratch, self._query_states = scratch, query
         self._first_filter = wanted
         self._list = RunList(scratch, query)
-        self._points: dict[str, str] = {}  # the path of a trial -> its parameters
         # the path of the selected run, and what to search its log for
         self._wanted: tuple[str, str] | None = None
         self._reader: RunReader | None = None
@@ -181,13 +177,9 @@ class TopApp(App[None]):
     def _read_list(self) -> None:
         def read() -> Callable[[], None]:
             found = self._list.read()
-            for run in found.runs:
-                sweep = run.path.rpartition("/trials/")[0] if run.sweep else ""
-                if sweep in self._table.unfolded and run.path not in self._points:
-                    self._points[run.path] = _parameters(Path(run.path))
 
             def show() -> None:
-                self._table.show(found, dict(self._points))
+                self._table.show(found)
                 self._show_title()
                 if not found.runs and not found.sweeps:
                     self._facts.show_text(Text(NO_RUNS.format(plain(origin.place(self.scratch)))))
@@ -208,9 +200,8 @@ class TopApp(App[None]):
 
         def read() -> Callable[[], None]:
             news = reader.read()
-            names = ordered(reader.curves.all.names)
-            first = self._curves.first % max(1, len(names))
-            names = [*names[first:], *names[:first]][: self._curves.room]
+            known = ordered(reader.curves.all.names)
+            names = known[(first := self._curves.first % max(1, len(known))) : first + 1]
             is_same = names == self._drawn and not news.curves
             curves = None if is_same else [reader.curves.all.curve(name) for name in names]
             self._drawn = names
@@ -260,9 +251,6 @@ class TopApp(App[None]):
             self._show_sweep(row)
         elif self._wanted is None or self._wanted[0] != row.run.path:
             self._want(row.run.path, "")
-
-    def on_run_table_unfolded(self) -> None:
-        self._pollers[0].hurry()  # to read the parameters of its trials
 
     def _show_sweep(self, row: Row | None) -> None:
         if row is not None:
@@ -409,9 +397,3 @@ class TopApp(App[None]):
 def ordered(names: Sequence[str]) -> list[str]:
     """Return the names of metrics, the loss first."""
     return sorted(names, key=lambda name: (name in COMMON, "loss" not in name.lower()))
-
-
-def _parameters(trial: Path) -> str:
-    """Return the parameters of a trial that has started; they never change."""
-    point = read_fields(TrialFolder(trial).trial, {"point": dict}).get("point", {})
-    return " ".join(f"{name}={to_label(value)}" for name, value in point.items())

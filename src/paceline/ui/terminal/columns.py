@@ -159,8 +159,7 @@ def row_line(row: Row, chosen: Fit) -> Text:
             cell.truncate(column.width)
             cell.pad_left(column.width - cell.cell_len)
         _add(line, cell, column.width)
-    detail = " · ".join(part for part in (plain(row.point), plain(row.run.detail)) if part)
-    why = Text(detail if chosen.why else "", "dim")
+    why = Text(plain(row.run.detail) if chosen.why else "", "dim")
     why.truncate(chosen.why, overflow="ellipsis")
     return line.append_text(why)
 
@@ -177,13 +176,15 @@ def _name(row: Row, width: int) -> Text:
 
 
 def _sweep(row: Row, width: int) -> Text:
-    share = 1 - row.waiting / row.count if row.count else 0.0
+    assert row.sweep is not None
+    waiting = sum(row.sweep.counts.get(state, 0) for state in ("running", "pending"))
+    share = 1 - waiting / row.sweep.trials if row.sweep.trials else 0.0
     status = Text(plain(row.status), status_style(row.status, over=row.is_over))
     status.truncate(STATUS_WIDTH, overflow="ellipsis", pad=True)
     line = Text.assemble(
         status, " ", (bar(share, 9), "magenta"), f"{share:5.0%} ", (plain(row.counts), "dim")
     )
-    if row.sweep is not None and row.sweep.best is not None:
+    if row.sweep.best is not None:
         line.append(f"  best {plain(row.sweep.metric)} {short_number(row.sweep.best)}")
     line.truncate(width, overflow="ellipsis")
     return line

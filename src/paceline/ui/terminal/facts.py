@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from rich.console import Console
 from rich.text import Text
 
 from paceline.contract.verdict import DONE
@@ -14,14 +15,13 @@ from paceline.ui.terminal.columns import duration, status_style
 from paceline.ui.terminal.plots import bar, line_plot, short_number
 from paceline.ui.terminal.run_view import Line, describe_attempt, describe_node, goodput_lines
 from paceline.ui.terminal.text import plain
-from paceline.watch import origin
 from paceline.watch.curves import Curve
 from paceline.watch.details import Failure, NodeDetails, RankDetails, RunDetails
 from paceline.watch.overview import Overview
 from paceline.watch.reasons import BY_YOU
 
 LABEL = 9  # columns of the names at the left
-MAX_FOLDS = 20  # of a line that is too long
+FOLDER = Console(width=1000)  # folds lines that are too long
 TRACEBACK_LINES = 12
 MIN_BAR = 5
 MAX_NODES = 16  # shown unless the user wants all
@@ -36,7 +36,6 @@ MARKS = {
     "stopped": ("□", "yellow"),
     "ended": ("□", "dim"),
 }
-OLD = 2.0  # seconds after which a sample says when it was taken
 FRAME = 3  # lines of a plot besides the curve: title, axis, steps
 
 
@@ -58,8 +57,8 @@ def facts(details: RunDetails, width: int, *, whole: bool = False) -> Text:
             for position, each in enumerate(details.attempts)
         ]
         parts += [labelled(tries), settings(details, width)]
-    lines = [line for part in parts if part.plain for line in part.split("\n")]
-    return Text("\n").join(folded for line in lines for folded in fold(line, width))
+    text = Text("\n").join(part for part in parts if part.plain)
+    return Text("\n").join(text.wrap(FOLDER, width))
 
 
 def heading(run: Overview) -> Text:
@@ -182,8 +181,6 @@ def ranks(found: Sequence[RankDetails], width: int, *, whole: bool) -> Text:
     lines.append(label("", text + (f" · {_seconds(pace)} per step" if pace > 0 else "")))
     named = [rank for rank in found if _mark(rank) in (SLOW, QUIET)]
     lines += [_problem(rank) for rank in (named if whole else named[:MAX_NAMED])]
-    if whole:
-        lines += [_rank(rank) for rank in found]
     return Text("\n").join(lines)
 
 
@@ -200,18 +197,6 @@ def _problem(rank: RankDetails) -> Text:
     if rank.is_slow:
         return label("", "").append(*SLOW).append(f"{where} is slow: all others wait for it")
     return label("", "").append(*QUIET).append(f"{where} has been silent for {duration(rank.age)}")
-
-
-def _rank(rank: RankDetails) -> Text:
-    waited = f"  waited {duration(rank.waited)} for data" if rank.waited >= 1 else ""
-    host = plain(rank.host).partition(".")[0]
-    age = origin.now() - rank.seen if rank.seen is not None and rank.state == "running" else 0.0
-    seen = f" {duration(age)} ago" if age > OLD else ""  # agents look at intervals
-    return (
-        label("", "")
-        .append(*_mark(rank))
-        .append(f" {rank.rank:>4} {host}  step {rank.step:,}{seen}{waited}")
-    )
 
 
 def _seconds(value: float) -> str:
@@ -253,16 +238,3 @@ def labelled(lines: Iterable[Line]) -> Text:
         for name, text in lines
         for number, piece in enumerate(text.split("\n"))
     )
-
-
-def fold(line: Text, width: int) -> list[Text]:
-    """Cut a line that is too long between two words, and indent what follows."""
-    folded: list[Text] = []
-    line.rstrip()
-    while line.cell_len > width and len(folded) < MAX_FOLDS:
-        fits = len(line.plain) if line.cell_len == len(line.plain) else width // 2
-        at = line.plain.rfind(" ", LABEL + 1, min(fits, width) + 1)
-        at = at if at > LABEL else min(fits, width)
-        folded.append(line[:at])
-        line = Text.assemble(" " * LABEL, line[at:] if line.plain[at] != " " else line[at + 1 :])
-    return [*folded, line]

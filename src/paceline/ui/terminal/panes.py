@@ -29,8 +29,6 @@ from paceline.watch.curves import Curve
 from paceline.watch.details import RunDetails
 from paceline.watch.run_log import LogLine
 
-# lines of a plot that shares the pane with others, and how many there may be
-MIN_PLOT, MAX_PLOTS = 9, 4
 STYLES = ("cyan", "magenta", "green", "yellow")
 RANK_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
 
@@ -158,37 +156,24 @@ class Rule(Widget):
 
 
 class CurvePane(Widget):
-    """One metric, or several if there is room."""
+    """One metric."""
 
     def __init__(self, id: str) -> None:
         super().__init__(id=id)
         self.curves: list[Curve] = []
         self._without = ""
         self.first = 0  # the metric to draw, in the order of `ordered`
-        self.room = 1  # for how many
 
     def show(self, curves: Sequence[Curve], without: str = "no metrics yet") -> None:
-        """Show these curves, or a text if there are none."""
+        """Show a curve, or a text if there is none."""
         self.curves, self._without = list(curves), without
         self.refresh()
-
-    def on_resize(self, event: Resize) -> None:
-        self.room = max(1, min(self.size.height // MIN_PLOT, MAX_PLOTS))
 
     def render(self) -> Text:
         if not self.curves:
             return Text(self._without, "dim")
-        height, shown = self.size.height, self.curves[: self.room]
-        room = [
-            height // len(shown) + (number < height % len(shown)) for number in range(len(shown))
-        ]
-        plots = [
-            plot(
-                curve, self.size.width - 1, lines, style=STYLES[(self.first + number) % len(STYLES)]
-            )
-            for number, (curve, lines) in enumerate(zip(shown, room, strict=True))
-        ]
-        return Text("\n").join(plots)
+        style = STYLES[self.first % len(STYLES)]
+        return plot(self.curves[0], self.size.width - 1, self.size.height, style=style)
 
 
 class FactsPane(VerticalScroll):
@@ -235,25 +220,13 @@ def sweep_heading(row: Row) -> Text:
 
 
 def sweep_facts(row: Row) -> Text:
-    """Return what is known about a sweep: how many trials are how far, and the best ones."""
-    lines = [Text.assemble(("trials   ", "dim"), f"{row.count}: {plain(row.counts)}")]
-    if row.sweep is not None and row.sweep.best is not None:
-        best = f"{plain(row.sweep.metric)} {short_number(row.sweep.best)}, trial {row.sweep.best_trial}"
+    """Return what is known about a sweep: how many trials are how far, and the best one."""
+    sweep = row.sweep
+    assert sweep is not None
+    lines = [Text.assemble(("trials   ", "dim"), f"{sweep.trials}: {plain(row.counts)}")]
+    if sweep.best is not None:
+        best = f"{plain(sweep.metric)} {short_number(sweep.best)}, trial {sweep.best_trial}"
         lines.append(Text.assemble(("best     ", "dim"), (best, "bold green")))
-    scored = sorted(
-        (run for run in row.trials if run.loss is not None), key=lambda run: run.loss or 0.0
-    )
-    for number, run in enumerate(scored[:20]):
-        label = "lowest" if number == 0 else ""
-        value = f"{plain(run.loss_name)} {short_number(run.loss or 0.0)}"
-        lines.append(
-            Text.assemble(
-                (f"{label:<9}", "dim"), f"trial {run.trial}  {value}  ", (plain(run.status), "dim")
-            )
-        )
-    lines.append(
-        Text.assemble(
-            ("more     ", "dim"), (plain(to_type(f"sweep show {quote(row.name)}")), "cyan")
-        )
-    )
+    command = plain(to_type(f"sweep show {quote(row.name)}"))
+    lines.append(Text.assemble(("more     ", "dim"), (command, "cyan")))
     return Text("\n").join(lines)

@@ -15,8 +15,6 @@ DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 ASCII_DOTS = {0: " ", 1: "'", 2: ".", 3: ":"}  # two rows, one column
 LARGEST = 1e300  # so that differences are finite
 LOG_SPAN = 100.0  # the largest value over the smallest, above which a curve needs a log scale
-# of the axis below, by the room that there is
-LOG_NAMES = ("{} (y: log scale)", "{} (log y)", "log y", "log")
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
 
 Point = tuple[float, float]
@@ -76,10 +74,9 @@ def line_plot(
     values = [y for _, y in known]
     if min(values) > 0 and max(values) / LOG_SPAN > min(values):
         logs = [(x, math.log10(min(y, LARGEST))) for x, y in known]
-        for name in (each.format(x_name) for each in LOG_NAMES):
-            plot = _plot(logs, width=width, height=height, unicode=unicode, x_name=name, log=True)
-            if plot and name in plot[-1]:
-                return plot
+        plot = _plot(logs, width=width, height=height, unicode=unicode, x_name="log y", log=True)
+        if plot and "log y" in plot[-1]:
+            return plot
     return _plot(known, width=width, height=height, unicode=unicode, x_name=x_name)
 
 

@@ -41,9 +41,6 @@ class RunTable(Lines):
             self.row = row
             super().__init__()
 
-    class Unfolded(Message):
-        """A sweep shows its trials, or hides them again."""
-
     class Opened(Message):
         """The user wants to see all of the selected run."""
 
@@ -51,7 +48,6 @@ class RunTable(Lines):
         super().__init__(id=id)
         self.rows: list[Row] = []
         self.found = Found()
-        self.points: dict[str, str] = {}  # the path of a trial -> its parameters
         self.wanted = ""  # the filter
         self.cursor = 0
         self.unfolded: set[str] = set()
@@ -60,9 +56,9 @@ class RunTable(Lines):
     def row(self) -> Row | None:
         return self.rows[self.cursor] if self.rows else None
 
-    def show(self, found: Found, points: dict[str, str]) -> None:
+    def show(self, found: Found) -> None:
         """Show these runs. The selection stays on its run, wherever that is now."""
-        self.found, self.points = found, points
+        self.found = found
         self._arrange()
 
     def update_run(self, run: Overview) -> None:
@@ -119,7 +115,6 @@ class RunTable(Lines):
             return
         (self.unfolded.add if unfold else self.unfolded.discard)(key)
         self._arrange(key)
-        self.post_message(self.Unfolded())
 
     def select(self, index: int) -> None:
         before = self.cursor
@@ -133,11 +128,7 @@ class RunTable(Lines):
         old = self.row
         key = key or (old.key if old is not None else "")
         self.rows = arrange(
-            self.found.runs,
-            self.found.sweeps,
-            unfolded=self.unfolded,
-            wanted=self.wanted,
-            points=self.points,
+            self.found.runs, self.found.sweeps, unfolded=self.unfolded, wanted=self.wanted
         )
         found = (number for number, row in enumerate(self.rows) if row.key == key)
         self.cursor = next(found, min(self.cursor, max(0, len(self.rows) - 1)))

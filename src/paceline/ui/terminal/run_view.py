@@ -215,10 +215,6 @@ def _sum(goodput: Goodput) -> str:
     text = f"of {show_seconds(goodput.total)}"
     if goodput.failures:
         text += f"; {goodput.failures} failure{'s' * (goodput.failures > 1)}"
-    if goodput.failures > 1:  # one alone tells nothing about how often
-        text += (
-            f", one per {show_seconds(goodput.seconds_between_failures or 0.0)} of time on nodes"
-        )
     return text
 
 
@@ -229,8 +225,6 @@ def timeline_lines(details: RunDetails, *, width: int, unicode: bool) -> list[Li
     if spans:
         began, ended = spans[0].began, spans[-1].ended
         lines.append(("time line", draw_spans(spans, began, ended, width=width, unicode=unicode)))
-        if marks := _marks(details, began, ended, width):
-            lines.append(("job starts" if details.overview.job else "starts", Text(marks, "bold")))
         lines.append(("", _ends(began, ended, width)))
     attempts = details.attempts
     hidden = attempts[1 : 1 - MAX_ATTEMPTS] if len(attempts) > MAX_ATTEMPTS else []
@@ -263,17 +257,6 @@ def draw_spans(
         kind = max(shares, key=lambda each: shares[each]) if shares else ""
         text.append(glyph(kind, unicode=unicode) if kind else " ", LOOKS[kind][0] if kind else "")
     return text
-
-
-def _marks(details: RunDetails, began: float, ended: float, width: int) -> str:
-    """Return marks where jobs started again; empty if the first start is the only one."""
-    if len(details.job_starts) < 2 or ended <= began:
-        return ""
-    marks = [" "] * width
-    for start in details.job_starts:
-        place = int((start.began - began) / (ended - began) * width)
-        marks[min(width - 1, max(0, place))] = "^"
-    return "".join(marks).rstrip()
 
 
 def _ends(began: float, ended: float, width: int) -> Text:

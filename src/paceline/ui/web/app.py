@@ -3,7 +3,6 @@
 api/runs                    all rows (`Overview`), and the sweeps (`SweepOverview`)
 api/runs/KEY                one run (`RunDetails`); KEY is a run id, or SWEEP-3 for a trial
 api/runs/KEY/curves         its metrics; ?name=a&name=b selects some
-api/runs/KEY/diff           how the project's code has changed since it was started
 api/sweeps/NAME             a sweep with its trials and Optuna's figures
 api/cluster                 partitions, what is free in them, and your queue
 api/events?since=P          server-sent events: rows that changed after the `position` P
@@ -33,9 +32,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from paceline.contract.run_folder import RunFolder
-from paceline.errors import EnvironmentProblem, PacelineError, UsageError
-from paceline.launch.diff import compare_run
-from paceline.spec.shell_text import quote, to_type
+from paceline.errors import PacelineError, UsageError
 from paceline.sweep.report import describe_trials
 from paceline.sweep.results import read_sweep
 from paceline.ui.actions import act, allowed_verbs
@@ -45,7 +42,6 @@ from paceline.ui.run_reader import CurveReader, RunReader, Wanted
 from paceline.ui.web.access import Access, Guard
 from paceline.ui.web.cluster import read_cluster
 from paceline.ui.web.rows import NoSuchRun, Rows
-from paceline.watch import origin
 from paceline.watch.details import read_details
 from paceline.watch.records import QueryStates, read_record
 from paceline.watch.scheduler import poll_interval, query_states
@@ -53,7 +49,6 @@ from paceline.watch.scheduler import poll_interval, query_states
 INTERVAL = 1.0  # seconds between reads for an open page
 HEARTBEAT = 15.0  # seconds without an event, after which a sign of life is sent
 FIRST_LINES = 1000  # of a log
-MAX_DIFFERENCE = 1_000_000  # characters
 SWEEP_INTERVAL = 3.0  # seconds between reads of a sweep, at least
 IDLE_SHARE = 5  # reading that takes long is followed by a pause of so many times its duration
 # A page of its own, because a browser sends the new cookie only with requests that come from us.
@@ -96,21 +91,6 @@ class Answers:
     def curves(self, key: str, names: list[str]) -> dict[str, Any]:
         found, _ = CurveReader(self.rows.run(key)).read()
         return {"curves": [asdict(curve) for curve in found if not names or curve.name in names]}
-
-    def difference(self, key: str) -> dict[str, Any]:
-        """Return how the project's code has changed since a run was started, or in `note` why that
-        is not known.
-        """
-        if (copy := origin.shown()) is not None:
-            bring = to_type(f"fetch {quote(key)} --all")
-            note = f"The code is on {copy.cluster}. To compare it here, fetch it: {bring}"
-            return {"diff": "", "note": note}
-        try:
-            text = compare_run(self.rows.run(key)).to_text()
-        except (EnvironmentProblem, UsageError) as problem:
-            return {"diff": "", "note": f"{problem.message} {problem.hint}"}
-        cut = f"Only the first {MAX_DIFFERENCE:,} characters are shown."
-        return {"diff": text[:MAX_DIFFERENCE], "note": cut if len(text) > MAX_DIFFERENCE else ""}
 
     def sweep(self, name: str) -> bytes:
         """Return a sweep with its trials and figures."""
@@ -168,7 +148,6 @@ def make_app(answers: Answers, access: Access) -> Starlette:
                 lambda request: answers.curves(key(request), request.query_params.getlist("name"))
             ),
         ),
-        Route("/api/runs/{key}/diff", asked(lambda request: answers.difference(key(request)))),
         Route(
             "/api/runs/{key}/{verb}",
             asked(lambda request: answers.act(key(request), request.path_params["verb"])),
@@ -185,12 +164,9 @@ def make_app(answers: Answers, access: Access) -> Starlette:
             Middleware(Guard, access=access),
             Middleware(GZipMiddleware, minimum_size=1000, compresslevel=5),
         ],
-        exception_handlers={
-            HTTPException: _on_http_error,
-            PacelineError: _on_error,
-            OSError: _on_file_error,
-            Exception: _on_mistake,
-        },
+        exception_handlers=dict.fromkeys(
+            (HTTPException, PacelineError, OSError, Exception), _on_error
+        ),
     )
 
 
@@ -266,22 +242,13 @@ def _json(answer: Any, status: int = 200) -> Response:
     return Response(content, status, media_type="application/json")
 
 
-def _on_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return _json({"error": error.detail}, error.status_code)
-
-
 def _on_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, PacelineError)
-    text = " ".join(filter(None, (error.message, error.hint)))
-    return _json({"error": text}, 404 if isinstance(error, NoSuchRun) else 400)
-
-
-def _on_file_error(request: Request, error: Exception) -> Response:
-    """Say which file cannot be read: of another user, or just removed."""
-    return _json({"error": str(error)}, 404)
-
-
-def _on_mistake(request: Request, error: Exception) -> Response:
-    text = "Paceline could not read this. The terminal of `paceline ui` says why."
-    return _json({"error": text}, 500)
+    text, status = "Paceline could not read this. The terminal of `paceline ui` says why.", 500
+    if isinstance(error, HTTPException):
+        text, status = error.detail, error.status_code
+    elif isinstance(error, PacelineError):
+        text = " ".join(filter(None, (error.message, error.hint)))
+        status = 404 if isinstance(error, NoSuchRun) else 400
+    elif isinstance(error, OSError):  # a file of another user, or one that is just gone
+        text, status = str(error), 404
+    return _json({"error": text}, status)
