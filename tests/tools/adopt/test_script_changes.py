@@ -82,10 +82,6 @@ def test_layout_and_encoding_stay(path: Path, habit: str, tmp_path: Path) -> Non
             "run.loader(data, sampler=order, batch_size=4, drop_last=True)",
         ),
         ("DataLoader(data, batch_sampler=order)", "run.loader(data, batch_sampler=order)"),
-        (
-            "DataLoader(data, batch_size=4, shuffle=True, generator=g, drop_last=True)",
-            "run.loader(data, batch_size=4, shuffle=True, seed=g.initial_seed(), drop_last=True)",
-        ),
     ],
 )
 def test_loaders(line: str, changed: str) -> None:

@@ -68,7 +68,9 @@ def obstacles(found: Training, run: str) -> Iterator[Remark]:
         yield _must(call.lineno, f"{what}, with {run}.loader(dataset, batch_size=...)")
     for call in found.loaders:
         given, size = _given(call), _given(call).get("batch_size")
-        starred = None in given or any(isinstance(each, ast.Starred) for each in call.args)
+        starred = given.keys() & {None, "generator"} or any(
+            isinstance(each, ast.Starred) for each in call.args
+        )
         if starred or "dataset" not in given or getattr(size, "value", 1) is None:
             text = (
                 f"make this loader with {run}.loader(dataset, batch_size=...), of a dataset that "
@@ -260,10 +262,6 @@ def change_loader(found: Training, call: ast.Call, run: str) -> Iterator[Edit]:
     yield source.replace(call.func, f"{run}.loader", LOADER)
     for name, value in list(zip(POSITIONAL, call.args, strict=False))[1:]:
         yield Edit(source.start(value), source.start(value), f"{name}=", LOADER)
-    for keyword in call.keywords:
-        if keyword.arg == "generator":
-            text = f"seed={source.text_of(keyword.value)}.initial_seed()"
-            yield source.replace(keyword, text, "all ranks must draw the same order")
     defaults = [] if given.keys() & {"shuffle", "sampler"} else ["shuffle"]
     defaults += [] if "drop_last" in given else ["drop_last"]
     if "batch_sampler" in given or _is_stream(found.script, given["dataset"]) or not defaults:

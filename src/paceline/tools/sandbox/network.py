@@ -90,20 +90,9 @@ def bridge_name(folder: Path) -> str:
     return f"pl{fingerprint(folder)[:7]}"
 
 
-IP_TIMEOUT = 60.0  # seconds; the kernel may still be removing the network of dead nodes
-
-
 def ip(*args: str, check: bool = True) -> str:
     """Run the `ip` command and return its output."""
-    try:
-        done = subprocess.run(
-            [program("ip"), *args], text=True, capture_output=True, timeout=IP_TIMEOUT
-        )
-    except subprocess.TimeoutExpired:
-        raise EnvironmentProblem(
-            f"`ip {' '.join(args)}` did not finish within {IP_TIMEOUT:.0f} s.",
-            hint="The kernel's log may say why: `dmesg`.",
-        ) from None
+    done = subprocess.run([program("ip"), *args], text=True, capture_output=True)
     if check and done.returncode:
         raise EnvironmentProblem(
             f"`ip {' '.join(args)}` failed: {done.stderr.strip()}.",

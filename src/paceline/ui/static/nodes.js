@@ -3,7 +3,7 @@
 import { Chart, literal } from "./charts.js";
 import { h, put } from "./dom.js";
 import { lineColour } from "./curves.js";
-import { NOTHING, bytes, clock, duration, number, plain, whole } from "./format.js";
+import { bytes, duration, number, plain, whole } from "./format.js";
 import { bar, empty } from "./parts.js";
 import { Table } from "./table.js";
 
@@ -73,11 +73,6 @@ function mean(values) {
   return known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
 }
 
-/** When a rank was last heard of. */
-function heartbeat(rank) {
-  return rank.age === null || !rank.seen ? null : rank.seen - rank.age;
-}
-
 function rankColumns() {
   return [
     { name: "rank", title: "Rank", kind: "num", order: (rank) => rank.rank, cell: (rank) => String(rank.rank) },
@@ -86,7 +81,6 @@ function rankColumns() {
     { name: "step", title: "Step", kind: "num", order: (rank) => rank.step, cell: (rank) => whole(rank.step) },
     { name: "seconds", title: "Seconds per step", kind: "num", order: (rank) => rank.seconds_per_step, downFirst: true, cell: (rank) => number(rank.seconds_per_step, 3) },
     { name: "waited", title: "Waited for data", kind: "num", order: (rank) => rank.waited, downFirst: true, cell: (rank) => duration(rank.waited) },
-    { name: "age", title: "Last heartbeat", kind: "num", order: heartbeat, downFirst: true, cell: (rank) => clock(heartbeat(rank)) || NOTHING },
     { name: "slow", title: "", order: (rank) => (rank.is_slow ? 1 : 0), cell: (rank) => (rank.is_slow ? h("span", { class: "pill amber" }, "slowest") : "") },
   ];
 }

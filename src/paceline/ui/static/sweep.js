@@ -27,7 +27,7 @@ export async function sweepPage(host, place, argument) {
   };
   const failed = failures(sweep), same = Object.entries(sweep.settings || {});
   put(host,
-    h("div", { class: "head" }, title, h("p", { class: "quiet" }, `${plain(sweep.metric)}, ${aim(sweep)}`)),
+    h("div", { class: "head" }, title, h("p", { class: "quiet" }, `${plain(sweep.metric)}, ${sweep.direction === "maximize" ? "larger is better" : "smaller is better"}`)),
     progress,
     sweep.note ? h("p", { class: "banner amber" }, plain(sweep.note)) : null,
     figures,
@@ -42,18 +42,12 @@ export async function sweepPage(host, place, argument) {
     try {
       sweep = await get(path);
       draw();
-    } catch {
-      // the next look may work
-    }
+    } catch { /* the next look may work */ }
   }, INTERVAL);
   return () => {
     clearInterval(timer);
     for (const chart of charts) chart.close();
   };
-}
-
-function aim(sweep) {
-  return sweep.direction === "maximize" ? "larger is better" : "smaller is better";
 }
 
 function total(sweep) {

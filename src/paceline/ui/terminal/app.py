@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -213,16 +214,13 @@ class TopApp(App[None]):
         """Let the screen show what was read. A problem ends neither the thread nor the program."""
         try:
             show = read()
-        except (PacelineError, OSError) as error:
-            show = self._say_later(str(error))
         # a file that no one has foreseen must not end the view of all others
         except Exception as error:
-            show = self._say_later(f"{type(error).__name__}: {error}")
+            known = isinstance(error, (PacelineError, OSError))
+            text = str(error) if known else f"{type(error).__name__}: {error}"
+            show = partial(self.say, text, is_problem=True)
         with suppress(RuntimeError):  # the program has ended meanwhile
             self.post_message(Done(show))
-
-    def _say_later(self, text: str) -> Callable[[], None]:
-        return lambda: self.say(text, is_problem=True)
 
     def on_done(self, message: Done) -> None:
         message.show()

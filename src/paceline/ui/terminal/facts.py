@@ -57,8 +57,11 @@ def facts(details: RunDetails, width: int, *, whole: bool = False) -> Text:
             for position, each in enumerate(details.attempts)
         ]
         parts += [labelled(tries), settings(details, width)]
-    text = Text("\n").join(part for part in parts if part.plain)
-    return Text("\n").join(text.wrap(FOLDER, width))
+    lines = []
+    for line in Text("\n").join(part for part in parts if part.plain).split("\n"):
+        pieces = [line] if line.cell_len <= width else line.wrap(FOLDER, width - LABEL)
+        lines += [pieces[0], *(Text.assemble(" " * LABEL, each) for each in pieces[1:])]
+    return Text("\n").join(lines)
 
 
 def heading(run: Overview) -> Text:
@@ -102,18 +105,12 @@ def _step(run: Overview, width: int) -> Text:
     if not run.total_steps:
         return label("step", f"{run.step:,}")
     share = (run.step or 0) / run.total_steps
-    left = (
-        f" · {duration(run.seconds_left)} left"
-        if run.seconds_left is not None and not run.is_over
-        else ""
-    )
+    is_known = run.seconds_left is not None and not run.is_over
+    left = f" · {duration(run.seconds_left)} left" if is_known else ""
     line = label("step", f"{run.step:,} ")
     text = f" {share:.0%} of {run.total_steps:,}{left}"
-    if width - line.cell_len - len(text) < MIN_BAR:
-        text = f" {share:.0%}{left}"
-    return line.append(
-        bar(share, max(MIN_BAR, min(30, width - line.cell_len - len(text)))), "cyan"
-    ).append(text)
+    room = width - line.cell_len - len(text)
+    return line.append(bar(share, max(MIN_BAR, min(30, room))), "cyan").append(text)
 
 
 def parameters(config: Mapping[str, object]) -> Text:
@@ -178,7 +175,8 @@ def ranks(found: Sequence[RankDetails], width: int, *, whole: bool) -> Text:
     counts = Counter(rank.state for rank in found)
     text = ", ".join(f"{count} {plain(state)}" for state, count in counts.items())
     pace = max(rank.seconds_per_step for rank in found)
-    lines.append(label("", text + (f" · {_seconds(pace)} per step" if pace > 0 else "")))
+    shown = f"{pace:.2f} s" if pace >= 1 else f"{short_number(round(pace * 1000, 1))} ms"
+    lines.append(label("", text + (f" · {shown} per step" if pace > 0 else "")))
     named = [rank for rank in found if _mark(rank) in (SLOW, QUIET)]
     lines += [_problem(rank) for rank in (named if whole else named[:MAX_NAMED])]
     return Text("\n").join(lines)
@@ -197,10 +195,6 @@ def _problem(rank: RankDetails) -> Text:
     if rank.is_slow:
         return label("", "").append(*SLOW).append(f"{where} is slow: all others wait for it")
     return label("", "").append(*QUIET).append(f"{where} has been silent for {duration(rank.age)}")
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.2f} s" if value >= 1 else f"{short_number(round(value * 1000, 1))} ms"
 
 
 def plot(curve: Curve, width: int, height: int, *, style: str = "cyan") -> Text:

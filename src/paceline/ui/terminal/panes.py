@@ -122,13 +122,9 @@ class LogPane(Lines):
             text.append(time.strftime("%H:%M:%S ", time.localtime(line.time)), "dim")
         if line.rank is not None:
             text.append(f"{line.rank:>3} ", RANK_COLOURS[line.rank % len(RANK_COLOURS)])
-        start = len(text)
         text.append(plain(line.text))
         if self.searched:
-            at = text.plain.find(self.searched, start)
-            while at >= 0:
-                text.stylize("reverse yellow", at, at + len(self.searched))
-                at = text.plain.find(self.searched, at + len(self.searched))
+            text.highlight_words([self.searched], "reverse yellow")
         return text
 
 

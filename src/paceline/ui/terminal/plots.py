@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from statistics import fmean
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = " .:-=+*#@"
@@ -45,10 +46,8 @@ def sparkline(values: Iterable[float], width: int, *, unicode: bool = True) -> s
     if not known or width < 1:
         return ""
     columns = min(width, len(known))
-    means = []
-    for column in range(columns):
-        part = known[column * len(known) // columns : (column + 1) * len(known) // columns]
-        means.append(math.fsum(value / len(part) for value in part))
+    ends = [column * len(known) // columns for column in range(columns + 1)]
+    means = [fmean(known[one:two]) for one, two in pairwise(ends)]
     low, high = min(means), max(means)
     blocks = BLOCKS if unicode else ASCII_BLOCKS
     top = len(blocks) - 1

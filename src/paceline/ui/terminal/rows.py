@@ -95,15 +95,11 @@ def arrange(
         ordered = tuple(sorted(found, key=lambda run: run.trial or 0))
         rows.append(Row(key, None, known[key], ordered, is_open=key in unfolded))
     rows.sort(key=lambda row: (row.liveliness, -row.created))
-    return [each for row in rows[:MAX_ROWS] for each in _with_trials(row)]
-
-
-def _with_trials(row: Row) -> list[Row]:
-    if not row.is_open:
-        return [row]
-    ordered = sorted(row.trials, key=liveliness)
-    trials = (Row(run.path, run, is_trial=True) for run in ordered)
-    return [row, *trials]
+    listed = []
+    for row in rows[:MAX_ROWS]:
+        trials_of = sorted(row.trials, key=liveliness) if row.is_open else []
+        listed += [row, *(Row(run.path, run, is_trial=True) for run in trials_of)]
+    return listed
 
 
 def matches(run: Overview, wanted: str) -> bool:

@@ -101,20 +101,12 @@ class RunTable(Lines):
     def action_fold(self, unfold: bool | None = None) -> None:
         """Show or hide the trials of the selected sweep."""
         row = self.row
-        if row is None:
+        if row is None or (row.run is not None and not row.is_trial):
             return
-        key = (
-            row.key
-            if row.run is None
-            else row.key.rpartition("/trials/")[0]
-            if row.is_trial
-            else ""
-        )
+        key = row.key.rpartition("/trials/")[0] if row.is_trial else row.key
         unfold = key not in self.unfolded if unfold is None else unfold
-        if not key or (row.is_trial and unfold):
-            return
         (self.unfolded.add if unfold else self.unfolded.discard)(key)
-        self._arrange(key)
+        self._arrange(row.key if row.is_trial and unfold else key)
 
     def select(self, index: int) -> None:
         before = self.cursor

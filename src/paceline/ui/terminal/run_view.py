@@ -32,7 +32,6 @@ LOOKS = {
 UNKNOWN_LOOK = ("default", "?", "?")
 PART_NAMES = {"first_batch": "first batch", "setup": "set-up", "data": "waiting for data"}
 MIN_PART = 0.005  # of the wall time: a smaller part is not named
-MAX_ATTEMPTS = 8
 PLOT_HEIGHT = 7
 MAX_SPARKLINES = 6
 TRACEBACK_LINES = 14  # at its end
@@ -57,9 +56,7 @@ def failure_lines(failure: Failure | None) -> list[Line]:
     if failure is None or not failure.traceback.strip():
         return []
     lines = printable(failure.traceback).rstrip().splitlines()
-    shown = lines[-TRACEBACK_LINES:]
-    if len(lines) > len(shown):
-        shown = ["...", *shown]
+    shown = lines if len(lines) <= TRACEBACK_LINES else ["...", *lines[-TRACEBACK_LINES:]]
     title = Text(
         f"of rank {failure.rank} on {printable(failure.host)}, attempt {failure.attempt}", "red"
     )
@@ -90,9 +87,6 @@ def curve_lines(curves: Sequence[Curve], *, first: str, width: int, unicode: boo
         line = sparkline(curve.values, min(40, width - margin - 12), unicode=unicode)
         text = Text(f"{shorten(curve.name, NAME_WIDTH):<{margin}} {value:>9} ").append(line, "cyan")
         lines.append(("metrics" if number == 0 else "", text))
-    if hidden := [curve.name for curve in others[MAX_SPARKLINES:]]:
-        names = shorten(f"and {len(hidden)} more: {', '.join(hidden)}", width)
-        lines.append(("", Text(names, "dim")))
     return lines
 
 
@@ -226,13 +220,8 @@ def timeline_lines(details: RunDetails, *, width: int, unicode: bool) -> list[Li
         began, ended = spans[0].began, spans[-1].ended
         lines.append(("time line", draw_spans(spans, began, ended, width=width, unicode=unicode)))
         lines.append(("", _ends(began, ended, width)))
-    attempts = details.attempts
-    hidden = attempts[1 : 1 - MAX_ATTEMPTS] if len(attempts) > MAX_ATTEMPTS else []
-    for attempt in attempts:
-        if attempt not in hidden:
-            lines.append((f"attempt {attempt.number}", Text(describe_attempt(attempt))))
-        elif attempt is hidden[-1]:
-            lines.append(("", Text(f"({len(hidden)} more attempts)", "dim")))
+    for attempt in details.attempts:
+        lines.append((f"attempt {attempt.number}", Text(describe_attempt(attempt))))
     return lines
 
 

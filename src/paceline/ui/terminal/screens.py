@@ -103,17 +103,12 @@ def help_text() -> Text:
 
 class Help(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,question_mark,q,enter", "dismiss", show=False),
-        Binding("down,j", "scroll(1)", show=False),
-        Binding("up,k", "scroll(-1)", show=False),
+        Binding("escape,question_mark,q,enter", "dismiss", show=False)
     ]
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="box help"):
             yield Static(help_text())
-
-    def action_scroll(self, by: int) -> None:
-        self.query_one(VerticalScroll).scroll_relative(y=by, animate=False)
 
 
 class Asking(ModalScreen[bool]):

@@ -13,6 +13,7 @@ api/events?key=KEY          of a run: `details`, `curves` (`whole`: they replace
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -71,8 +72,7 @@ class Answers:
 
     def run(self, folder: RunFolder) -> dict[str, Any]:
         """Return everything about a run. `actions` are what a page may do to it."""
-        details = read_details(read_record(folder, self.query))
-        return self.with_actions(details)
+        return self.with_actions(read_details(read_record(folder, self.query)))
 
     def with_actions(self, details: Any) -> dict[str, Any]:
         verbs = allowed_verbs(details.overview) if self.allow_actions else []
@@ -230,11 +230,9 @@ def _event(name: str, data: bytes, position: int | None = None) -> bytes:
 
 def _number(text: str | None) -> int | None:
     """Return a number of a question; None if it has none."""
-    if not text:
-        return None
-    if not text.isascii() or not text.isdigit() or len(text) > 15:
+    if text and not re.fullmatch(r"[0-9]{1,15}", text):
         raise UsageError(f"Invalid number {text[:50]!r}: leave it empty for all.")
-    return int(text)
+    return int(text) if text else None
 
 
 def _json(answer: Any, status: int = 200) -> Response:

@@ -41,15 +41,16 @@ def read_cluster(runs: Mapping[str, Overview]) -> dict[str, Any]:
 
 def _job(state: JobState, run: Overview | None) -> dict[str, Any]:
     is_waiting = state.phase == WAITING
-    is_known = not is_waiting or expected_start(state, time.time()) is not None
-    known = "" if state.start in ("N/A", "Unknown") else state.start.replace("T", " ")
+    is_known = state.start not in ("N/A", "Unknown") and (
+        not is_waiting or expected_start(state, time.time()) is not None
+    )
     return {
         "job": state.id,
         "run": run and {name: getattr(run, name) for name in ("key", "name", "program", "trial")},
         "state": state.label,
         "reason": explain_reason(state.reason, gpus=False) if is_waiting else "",
         "nodes": state.nodes,
-        "start": known if is_known else "",
+        "start": state.start.replace("T", " ") if is_known else "",
         "elapsed": "" if is_waiting else state.elapsed,
     }
 
