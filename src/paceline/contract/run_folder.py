@@ -73,7 +73,7 @@ class RunFolder:
     trackers = Entry("trackers")  # files of W&B and TensorBoard
     collected = Entry("collected")  # files that `[data] collect` copied back from the nodes
     cancelled = Entry("cancelled")  # present once the run is cancelled: it never starts again
-    # of a copy that `paceline fetch` made: from which cluster, when, and its files
+    # of a copy that `paceline fetch` made: from which cluster, when, and what was changed here
     fetched = Entry("fetched.json")
     # of such a copy that is not complete yet: what has not arrived whole
     arrivals = Entry(".fetch")

@@ -158,8 +158,13 @@ def render(answers: Mapping[str, Any], *, title: str, light: bool) -> str:
     if not light:
         scripts.insert(0, _inert(plotly_path().read_text(encoding="utf-8")))
     style = (STATIC / "style.css").read_text(encoding="utf-8")
+    # the policy allows exactly these scripts
+    allowed = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(each.encode()).digest()).decode()}'"
+        for each in scripts
+    )
     policy = (
-        f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; "
+        f"default-src 'none'; script-src {allowed}; "
         "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
     data = (
@@ -184,11 +189,6 @@ def render(answers: Mapping[str, Any], *, title: str, light: bool) -> str:
 def _inert(script: str) -> str:
     """Return a script whose strings cannot end its element."""
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
-
-
-def _hash(script: str) -> str:
-    """Return what a policy has to say to allow exactly this script."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def bundle_modules(folder: Path, entry: str = "app") -> str:
