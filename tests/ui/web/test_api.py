@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import httpx
 import pytest
 
 from paceline.contract.run_folder import RunFolder
-from paceline.spec import file_owner
 from paceline.ui.run_reader import MAX_LINES, RunReader, Wanted
 from tests.ui.web.conftest import Served
 from tests.ui.web.folders import make_run, write_metrics
