@@ -72,13 +72,9 @@ def test_runs_and_files_are_found_and_checked(tmp_path: Path) -> None:
         assert resolve(tmp_path, name)["start_from"] == str(tmp_path / name)
     with pytest.raises(UsageError, match="only weights"):
         resolve(tmp_path, "gpt", **{"continue": True})
-    for text, problem in (
-        ("{}", "cannot be read"),
-        ('{"weight_map": {"x": "../w.pt"}}', "not a weights file next to"),
-    ):
-        (gpt / "pytorch_model.bin.index.json").write_text(text)
-        with pytest.raises(UsageError, match=problem):
-            resolve(tmp_path, "gpt")
+    (gpt / "pytorch_model.bin.index.json").write_text("{}")
+    with pytest.raises(UsageError, match="cannot be read"):
+        resolve(tmp_path, "gpt")
     problems = {
         "last": "it has no complete checkpoint",
         "nobody": "There is no run 'nobody'",

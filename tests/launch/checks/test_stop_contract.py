@@ -30,7 +30,11 @@ def here(tmp_path: Path) -> Iterator[Path]:
             [],
             "SIGTERM (preset of the Hugging Face Trainer); exit code 0 or 75 means that it has saved",
         ),
-        (TRAINER, ["--stop-signal", "usr1"], "SIGUSR1 (set); exit code 75 means that it has saved"),
+        (
+            TRAINER,
+            ["--stop-signal", "SIGUSR1"],
+            "SIGUSR1 (set); exit code 75 means that it has saved",
+        ),
         (LIGHTNING, [], "; not before the time limit, as the script never sets ckpt_path\n"),
         (
             LIGHTNING,
@@ -72,7 +76,7 @@ def test_a_dry_run_shows_it(
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        (["--stop-signal", "SIGUSR2"], "use SIGUSR1, SIGTERM, SIGINT or SIGHUP"),
+        (["--stop-signal", "SIGUSR2"], "use one of SIGUSR1, SIGTERM, SIGINT, SIGHUP"),
         (["--saved-exit-code", "256"], "--saved-exit-code"),
     ],
 )
