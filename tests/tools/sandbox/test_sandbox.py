@@ -292,7 +292,6 @@ def test_install_installs_exactly_the_missing_packages(
         ({"gpus": -1}, "--gpus"),
         ({"network": "token-ring"}, "--network"),
         ({"options": {"Slurm Port": "1"}}, "--slurm-option"),
-        ({"gpu_type": "a 100"}, "--gpu-type"),
     ],
 )
 def test_invalid_settings(settings: dict[str, object], flag: str, tmp_path: Path) -> None:
@@ -300,13 +299,9 @@ def test_invalid_settings(settings: dict[str, object], flag: str, tmp_path: Path
         Sandbox.up(tmp_path, **settings)  # type: ignore[arg-type]
 
 
-def test_folders_that_slurm_cannot_use(tmp_path: Path) -> None:
-    for folder, reason in (
-        (tmp_path / "a b", "cannot contain"),
-        (tmp_path / ("x" * 120), "too long"),
-    ):
-        with pytest.raises(EnvironmentProblem, match=reason):
-            Sandbox.up(folder, network=PLAIN)
+def test_a_folder_that_slurm_cannot_use(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem, match="cannot contain"):
+        Sandbox.up(tmp_path / "a b", network=PLAIN)
 
 
 def wait_until(condition: Callable[[], bool], timeout: float = 90) -> None:

@@ -144,16 +144,18 @@ def command(
 def _wait(targets: Sequence[Target], deadline: float) -> list[Target]:
     """Show the progress of runs until all are over, or the time is up. Return which are left.
 
-    On a terminal it is a line that changes; in a pipe, a line for each new status.
+    On a terminal it is a line that changes, and how each has ended; in a pipe, a line for each new
+    status.
     """
+    is_terminal = sys.stderr.isatty()
     pause = max(POLL_INTERVAL, len(targets) / MOST_LOOKS)
     said: dict[Target, str] = {}
     with console.console(stderr=True).status("") as line:
         while True:
             left = [target for target in targets if not target.is_over()]
-            texts = [f"{each.name}: {each.status} ({each.note})" for each in targets]
-            line.update(console.cell(" · ".join(texts).replace(" ()", "")))
-            for target in targets if not sys.stderr.isatty() else ():
+            texts = [_describe(target) for target in targets]
+            line.update(console.cell(" · ".join(texts)))
+            for target in targets if not is_terminal else ():
                 note = f" ({target.note})" if target.note and target.status != RUNNING else ""
                 text = console.printable(f"{target.name}: {target.status}{note}")
                 if said.get(target) != text:
@@ -161,8 +163,15 @@ def _wait(targets: Sequence[Target], deadline: float) -> list[Target]:
                     print(text, flush=True)
             until = min(pause, deadline - time.monotonic())
             if not left or until <= 0:
-                return left
+                break
             time.sleep(until)
+    if is_terminal and not left:
+        print(*map(console.printable, texts), sep="\n")
+    return left
+
+
+def _describe(target: Target) -> str:
+    return f"{target.name}: {target.status}{target.note and f' ({target.note})'}"
 
 
 def _find(name: str) -> Target:
