@@ -130,7 +130,9 @@ class GroupedCommand(TyperCommand):
             return super().parse_args(ctx, args)
         values, _, order = self.make_parser(ctx).parse_args(list(args))
         names_a_run, script = getattr(self.callback, "names_a_run", None), values.get("args")
-        if names_a_run and script and names_a_run(script[0]):  # options after it are ours, too
+        is_program = values.get("module") or values.get("is_job")
+        if names_a_run and script and not is_program and names_a_run(script[0]):
+            # options after a run are ours, too
             ctx.allow_interspersed_args = True
             values, _, order = self.make_parser(ctx).parse_args(list(args))
         rest = super().parse_args(ctx, list(args))

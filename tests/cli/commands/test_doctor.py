@@ -119,7 +119,8 @@ def test_a_run_is_told_from_a_script(tmp_path: Path) -> None:
 OPTIONS_AFTER_A_RUN = {
     "last --json --scratch=/a": ["--json", "--scratch=/a", "last"],
     "--json last --scratch /a": ["--json", "--scratch", "/a", "last"],
-    "train --lr 0.1": ["train", "--lr", "0.1"],
+    "-m train --lr 0.1": ["-m", "--", "train", "--lr", "0.1"],
+    "--job -m train --json": ["--job", "-m", "--", "train", "--json"],
     "train.py --json": ["train.py", "--json"],
 }
 

@@ -309,7 +309,7 @@ WRONG = {
         2,
         "Invalid --env NOT_SET_HERE",
     ),
-    "a bad param": (["run", "--param", "lr", "train.py"], 2, 'Invalid --param "lr": use key=value'),
+    "a bad param": (["run", "--param", "lr", "train.py"], 2, "Invalid --param 'lr': use key=value"),
     "no such run": (["run", "--resume", "zzzz"], 2, "'zzzz'"),
     "a bad file": (
         ["run", "--config", "bad.toml", "train.py"],

@@ -294,10 +294,7 @@ def test_a_run_that_is_done_needs_more_to_do(login: Login) -> None:
     login.end("FAILED")
     login.submit("--resume", "mine")
     end_well(login, "13")
-    assert (
-        "unless the code now trains for longer"
-        in login.submit("--resume", "mine", "train.py", "--epochs", "20").stderr
-    )
+    login.submit("--resume", "mine", "train.py", "--epochs", "20")
     end_well(login, "14")
     (run.path / "job-starts" / "14-0" / "unsaved").touch()  # its last steps are repeated
     login.submit("--resume", "mine")

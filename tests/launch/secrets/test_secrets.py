@@ -299,7 +299,7 @@ def test_a_value_in_place_of_a_name_is_not_quoted(project: Path) -> None:
         ),
         (
             f'variables = {{ A_KEY = ["{HUSH}"] }}',
-            "variables = {A_KEY} in .*: use a string or a number for A_KEY",
+            "variables = {A_KEY} in .*: use a string without NUL characters or a number for A_KEY",
         ),
         (f'secrets = {{ A_KEY = "{HUSH}" }}', "secrets = {A_KEY} in .*: use a list of strings"),
     ],
