@@ -194,7 +194,7 @@ def test_an_invalid_file_leaves_no_folder(paceline: Paceline, folder: Path, scra
     (folder / "digits.toml").write_text(SWEEP.replace("train.py", "trian.py"), encoding="utf-8")
     done = paceline("sweep", "--local", "digits.toml", cwd=folder)
     assert done.returncode == 2
-    assert "Did you mean 'train.py'" in done.stderr
+    assert "There is no script 'trian.py'" in done.stderr
     assert not scratch.exists()
     unknown = paceline("sweep", "--local", "nothing.toml", cwd=folder)
     assert unknown.returncode == 2
