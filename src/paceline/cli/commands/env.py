@@ -1,4 +1,4 @@
-"""`paceline env`: build, list and remove the environments of runs."""
+"""`paceline env`: build and list the environments of runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="Build, list and remove the environments of runs.",
+    help="Build and list the environments of runs.",
 )
 
 FILES = "FILE"  # the source of requirements that were typed
@@ -48,7 +48,7 @@ SIZES = {
 
 @app.callback()
 def group() -> None:
-    """Build, list and remove the environments of runs."""
+    """Build and list the environments of runs."""
 
 
 @app.command(cls=GroupedCommand)
