@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,23 @@ from paceline.ssh import code
 from tests.ssh.local_connection import HERE
 
 
+@pytest.fixture
+def cache(guard: None, tmp_path: Path) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        yield tmp_path / "cache"
+
+
 def test_without_rsync_a_repair_keeps_the_folder_in_which_a_command_may_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cache: Path
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     settings = tmp_path / "project" / "paceline.toml"
     settings.parent.mkdir()
     settings.write_text("[project]\n")
     parcel = code.pack_settings(settings.parent, settings)
     place = code.locate(parcel)
     code.send(HERE, parcel, place, like="", rsync=False)
-    (folder,) = (tmp_path / "cache" / "paceline" / "code").glob("*/project")
+    (folder,) = (cache / "paceline" / "code").glob("*/project")
     before = folder.stat().st_ino
     (folder / "paceline.toml").write_text("damaged")
     (folder / "notes").write_text("of a shell")

@@ -48,9 +48,10 @@ def command(
         return 0
     name = cluster or os.environ.get(env.ON) or project.default
     if name is None:
+        listed = "List your clusters with `paceline login --show`."
         raise UsageError(
             "`paceline login` needs the name of a cluster.",
-            hint="List your clusters with `paceline login --show`.",
+            hint=listed if project.clusters() else explain_table(project),
         )
     connection = Connection(find_cluster(name, project))
     was_open = connection.is_open()
