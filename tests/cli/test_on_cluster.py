@@ -86,7 +86,7 @@ def test_without_slurm_the_error_points_to_a_cluster(line: str) -> None:
     with pytest.raises(NoSlurm) as problem:
         dispatch(line.split())
     assert problem.value.hint.startswith(
-        "For jobs on a cluster, add `--on` and its name: alps or cedar.\n  Otherwise, "
+        "For jobs on a cluster, add `--on alps` or `--on cedar`.\n  Otherwise, "
     )
 
 

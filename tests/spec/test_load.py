@@ -240,10 +240,6 @@ def test_errors_say_what_is_wrong(case: str, tmp_path: Path) -> None:
             "Invalid --env {A, MASTER_ADDR}: use other names: MASTER_ADDR is reserved for Paceline.",
         ),
         (
-            ("--env", "environment.variables", {"A": "x" * 131_072}),
-            "{A}: use at most 131,000 bytes for A",
-        ),
-        (
             ("--env", "environment.variables", {"PACELINE_RUN": "hush"}),
             "PACELINE_RUN is reserved for Paceline",
         ),
@@ -315,9 +311,11 @@ def test_a_typed_path_is_relative_to_the_current_folder(
             job = load_job(SCRIPT, flags=[Flag("--x", key, name, path)])
             return getattr(job.environment, key.split(".")[1])
 
-        assert typed("environment.path", "venv", PATH) == "inner/venv"
+        assert typed("environment.path", "venv", PATH) == str(tmp_path / "inner/venv")
         assert typed("environment.path", "/venv", PATH) == "/venv"
-        assert typed("environment.image", "torch.sif", NAME_OR_PATH) == "inner/torch.sif"
+        assert typed("environment.image", "torch.sif", NAME_OR_PATH) == str(
+            tmp_path / "inner/torch.sif"
+        )
         assert typed("environment.image", "docker://torch", NAME_OR_PATH) == "docker://torch"
 
 
@@ -350,7 +348,7 @@ A = "profile"
     )
     assert (job.resources.nodes, job.resources.time, job.resources.partition) == (4, 86400, "main")
     assert job.environment.variables == {"A": "profile", "B": "1"}
-    assert job.params == {"lr": 1, "model": {"width": 128, "depth": 2}}
+    assert job.tables.params == {"lr": 1, "model": {"width": 128, "depth": 2}}
     file = tmp_path / "paceline.toml"
     assert job.source("job.nodes") == "--nodes"
     assert job.source("job.time") == f"job.time in profile big of {file}"

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from paceline.cli.commands.wait import parse_wait
 from paceline.errors import UsageError
 from paceline.spec.quantities import (
-    brief_seconds,
     parse_mebibytes,
     parse_seconds,
     parse_time_limit,
@@ -174,4 +173,3 @@ def test_durations_for_people() -> None:
         "1d 1h",
     ]
     assert [show_seconds(float(value)) for value in ("inf", "-inf", "nan")] == ["?"] * 3
-    assert [brief_seconds(float(value)) for value in ("inf", "-inf", "nan")] == ["?"] * 3

@@ -134,18 +134,8 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
             "Unknown key 'z'",
             "The keys are: x, y",
         ),
-        (
-            HEAD + "[space]\nx = [1]\ny = { grid = [1], when = { x = 2 } }\n",
-            "never applies",
-            "one of [1]",
-        ),
         ("[sweep]\n[space]\nx = [1]\n", "needs either a script or a module", "script ="),
         (HEAD, "has no .space. to search", "lr = "),
-        (
-            HEAD + 'args = ["--rate={l}"]\n[space]\nlr = [1]\n',
-            r"args in \[sweep\] of .* contains .l.",
-            "Did you mean {lr}?",
-        ),
         (HEAD + 'prune = "median"\n[space]\nx = [1]\n', "needs a metric", "metric ="),
     ],
 )

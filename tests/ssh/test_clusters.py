@@ -143,8 +143,8 @@ def test_the_empty_list_of_clusters_says_what_to_write(
 @pytest.mark.parametrize(
     ("names", "hint"),
     [
-        (["alps"], "on alps, add `--on alps`."),
-        (["alps", "cedar", "oak"], "on a cluster, add `--on` and its name: alps, cedar or oak."),
+        (["alps"], "on a cluster, add `--on alps`."),
+        (["alps", "cedar", "oak"], "on a cluster, add `--on alps` or `--on cedar` or `--on oak`."),
         ([], ""),
     ],
 )

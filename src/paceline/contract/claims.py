@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.contract.foreign_records import read_object
+from paceline.contract.foreign_records import read_fields
 from paceline.contract.process import boot_id, pid_namespace, process_start
 from paceline.contract.run_folder import JobStartFolder, RunFolder, write_atomically
 from paceline.errors import UsageError
@@ -72,30 +72,20 @@ class Holder:
         return OVER if rebooted or _is_this_host(known) else ELSEWHERE
 
     def _process(self) -> dict[str, Any]:
-        try:
-            return read_object(self.job_start.process)
-        except (OSError, ValueError):
-            return {}
+        return read_fields(self.job_start.process)
 
 
 def _claims(run: RunFolder) -> list[str]:
-    """Return the job starts that have claimed the run, oldest first; "" for what is no claim.
+    """Return the job starts that have claimed the run, oldest first; none if they can't be read.
 
     Lists the folder: a network file system may remember for a minute that a single link was not
     there.
     """
     try:
         numbers = sorted(int(name) for name in os.listdir(f"{run.path}/claims") if name.isdigit())
+        return [os.readlink(f"{run.path}/claims/{number}") for number in numbers]
     except OSError:
         return []
-    return [_target(f"{run.path}/claims/{number}") for number in numbers]
-
-
-def _target(link: str) -> str:
-    try:
-        return os.readlink(link)
-    except OSError:
-        return ""
 
 
 def find_holder(run: RunFolder) -> Holder | None:

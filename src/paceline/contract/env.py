@@ -55,55 +55,29 @@ EXPERIMENT = "PACELINE_EXPERIMENT"
 CHECKPOINTS = "PACELINE_CHECKPOINTS"  # the run's checkpoint folder
 LOGS = "PACELINE_LOGS"  # the attempt's folder
 
-# The variables that torchrun sets; every launch style sets them too.
-RANK = "RANK"
-LOCAL_RANK = "LOCAL_RANK"
-WORLD_SIZE = "WORLD_SIZE"
-LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
-GROUP_RANK = "GROUP_RANK"
-GROUP_WORLD_SIZE = "GROUP_WORLD_SIZE"
-MASTER_ADDR = "MASTER_ADDR"
-MASTER_PORT = "MASTER_PORT"
-RUN_ID = "TORCHELASTIC_RUN_ID"
-RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
-MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
-USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-ROLE_RANK = "ROLE_RANK"
-ROLE_WORLD_SIZE = "ROLE_WORLD_SIZE"
-ROLE_NAME = "ROLE_NAME"
-
-# not set, but frameworks read it: one value for all nodes would mislead them
-NODE_RANK = "NODE_RANK"
-
+# What torchrun sets, and every launch style too.
 _LAUNCHER_VARIABLES = frozenset(
     {
-        RANK,
-        LOCAL_RANK,
-        WORLD_SIZE,
-        LOCAL_WORLD_SIZE,
-        GROUP_RANK,
-        GROUP_WORLD_SIZE,
-        MASTER_ADDR,
-        MASTER_PORT,
-        RUN_ID,
-        RESTART_COUNT,
-        MAX_RESTARTS,
-        USE_AGENT_STORE,
-        ROLE_RANK,
-        ROLE_WORLD_SIZE,
-        ROLE_NAME,
-        NODE_RANK,
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_MAX_RESTARTS",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "ROLE_NAME",
+        "NODE_RANK",  # not set, but frameworks read it: one value for all nodes would mislead
     }
 )
 
-MAX_BYTES = 131_000  # of one variable: Linux starts no process with more than 128 KiB in one
-
 _USER_VARIABLES = frozenset({SCRATCH, SANDBOX, POLL_INTERVAL})  # settings of the command line
-
-
-def is_too_large(name: str, value: str) -> bool:
-    """Return whether no process can be started with this variable."""
-    return len(name) + len(value.encode(errors="surrogateescape")) > MAX_BYTES
 
 
 def is_owned(name: str) -> bool:

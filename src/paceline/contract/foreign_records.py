@@ -53,16 +53,12 @@ def read_text(path: Path | str, limit: int = MAX_RECORD) -> str:
         return ""
 
 
-def parse(text: str | bytes) -> Any:
-    """Parse JSON. Raises ValueError for all that cannot be parsed, whatever the reason."""
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """Parse JSON. Raises ValueError for all that is no object, whatever the reason."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-
-
-def parse_object(text: str | bytes) -> dict[str, Any]:
-    value = parse(text)
     if not isinstance(value, dict):
         raise ValueError("it is not an object")
     return value

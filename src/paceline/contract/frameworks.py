@@ -34,12 +34,10 @@ class Preset:
     stop_signal: str = "SIGTERM"
     saved_exit_code: int = 0
 
-    def fits(self, source: str, packages: Iterable[str]) -> bool:
-        """Whether a module with this text, which imports these packages, uses the framework."""
-        return (
-            not set(self.packages).isdisjoint(packages)
-            and re.search(self.mentions, source) is not None
-        )
+    def fits(self, source: str) -> bool:
+        """Whether a module with this text uses the framework."""
+        is_mentioned = re.search(self.mentions, source) is not None
+        return is_mentioned and not _packages(source).isdisjoint(self.packages)
 
     def can_resume(self, sources: Iterable[str], args: Iterable[str]) -> bool:
         """Whether a program seems to resume by itself. If not, stopping it early would only make
@@ -70,21 +68,15 @@ PRESETS = (
 MAX_FILES = 200  # that are read of one project
 
 
-def describe(stop_signal: str, codes: Sequence[int], why: str = "") -> str:
-    """Return the contract in one line."""
-    meaning = " or ".join(str(code) for code in sorted({*codes, STOPPED_EXIT}))
-    return (
-        f"{stop_signal}{f' ({why})' if why else ''}; exit code {meaning} means that it has "
-        "saved and can be resumed"
-    )
-
-
 def describe_contract(stop_signal: str, saved_exit_code: int, preset: Preset | None) -> str:
-    """Return what applies: settings first, then the preset."""
-    if stop_signal or preset is None:
-        return describe(stop_signal or PLAIN_SIGNAL, [saved_exit_code], stop_signal and "set")
-    codes = [saved_exit_code, preset.saved_exit_code]
-    return describe(preset.stop_signal, codes, f"preset of the {preset.name}")
+    """Return what applies in one line: settings first, then the preset."""
+    codes = {saved_exit_code, STOPPED_EXIT}
+    signal = f"{stop_signal} (set)" if stop_signal else PLAIN_SIGNAL
+    if preset is not None and not stop_signal:
+        codes.add(preset.saved_exit_code)
+        signal = f"{preset.stop_signal} (preset of the {preset.name})"
+    meaning = " or ".join(map(str, sorted(codes)))
+    return f"{signal}; exit code {meaning} means that it has saved and can be resumed"
 
 
 def read_program(
@@ -163,6 +155,4 @@ def find_preset(sources: Sequence[str]) -> Preset | None:
     """
     if not sources or opens_session(sources[0]):
         return None
-    imports = [(source, _packages(source)) for source in sources]
-    fitting = (preset for preset in PRESETS for each in imports if preset.fits(*each))
-    return next(fitting, None)
+    return next((each for each in PRESETS if any(map(each.fits, sources))), None)

@@ -43,18 +43,15 @@ def process_start(pid: int) -> str:
     try:
         values = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
-        return "" if sys.platform == "linux" or not _exists(pid) else "running"  # macOS
+        return "" if sys.platform == "linux" else _process_start_by_ps(pid)
     return "" if values[0] in (b"Z", b"X") else f"{boot_id()} {int(values[19])}"
 
 
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass  # another user's
-    return True
+def _process_start_by_ps(pid: int) -> str:
+    import subprocess  # not at the top: only macOS needs it
+
+    command = ["ps", "-o", "lstart=", "-p", str(pid)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def pid_namespace() -> str:

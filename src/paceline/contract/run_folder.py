@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ USED_BY_JOBS = ".used-by-jobs"
 FLIGHT_RECORDER = "nccl-trace-"
 TRIALS = "trials"  # in a sweep's folder
 MARK_SIZE = 32  # bytes of a line in `rank-0.times`
+_MARK = re.compile(rb"(\d{16}) (\d{10}\.\d{3})\n")
 _ATTEMPT = re.compile(r"attempt-(\d+)")
 
 
@@ -145,12 +145,8 @@ class AttemptFolder:
 
     def last_output(self) -> float | None:
         """Return when a rank has last printed something; None if none has."""
-        times = []
-        for path in [*self.path.glob("rank-*.log"), *self.path.glob("node-*.log")]:
-            with suppress(OSError):
-                found = path.stat()
-                times += [found.st_mtime] if found.st_size else []
-        return max(times, default=None)
+        logs = [path.stat() for path in self.path.glob("[rn]*-*.log")]
+        return max((log.st_mtime for log in logs if log.st_size), default=None)
 
     def error(self, rank: int) -> Path:
         """A rank's uncaught exception: type, message, traceback, step."""
@@ -175,18 +171,13 @@ class JobStartFolder:
     unsaved = Entry("unsaved")  # present if the run's last state could not be saved; says which one
     process = Entry("process")  # of a local run: its host, its processes, and when each was started
 
-    @property
-    def requeue(self) -> Path:
-        """Present if the run may be requeued. Holds the nodes to exclude then, separated by commas.
-
-        The head agent decides: it writes this file before the verdict, and the batch shell requeues
-        if it finds both, unless the shell itself got a TERM or the run is cancelled. The list may
-        be empty; it comes on top of the nodes that the user excluded. The batch shell writes both
-        files only if there is no agent that could: srun hung, or a trial never started
-        (`paceline_decide_without_agent` in stop_and_requeue.sh).
-        """
-        return self.path / "requeue"
-
+    # Present if the run may be requeued. Holds the nodes to exclude then, separated by commas.
+    # The head agent decides: it writes this file before the verdict, and the batch shell requeues
+    # if it finds both, unless the shell itself got a TERM or the run is cancelled. The list may be
+    # empty; it comes on top of the nodes that the user excluded. The batch shell writes both files
+    # only if there is no agent that could: srun hung, or a trial never started
+    # (`paceline_decide_without_agent` in stop_and_requeue.sh).
+    requeue = Entry("requeue")
     # how many head agents have begun, less those whose end an attempt's summary counts
     agent = Entry("agent")
     # made by the batch shell: since when the job was queued, in seconds since 1970
@@ -198,8 +189,6 @@ class JobStartFolder:
     excluded_nodes = Entry("excluded-nodes")
     # made by a head agent that ends without another agent: srun may wait for its node
     node_lost = Entry("node-lost")
-    # made by the batch shell: it killed srun, which waited for a lost node
-    srun_killed = Entry("srun-killed")
     # written by the batch shell: the way into the container, for every node
     inside = Entry("inside.sh")
     head = Entry("head")  # `host:port` at which the head agent listens for the others
@@ -230,11 +219,8 @@ def format_mark(offset: int, time: float) -> bytes:
 
 def parse_mark(line: bytes) -> tuple[int, float] | None:
     """Return the offset and the time of a mark; None if it is not one."""
-    if len(line) != MARK_SIZE or (line[16:17], line[27:28], line[31:]) != (b" ", b".", b"\n"):
-        return None
-    if not (line[:16] + line[17:27] + line[28:31]).isdigit():
-        return None
-    return int(line[:16]), float(line[17:31])
+    match = _MARK.fullmatch(line)
+    return (int(match[1]), float(match[2])) if match else None
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o644, sync: bool = False) -> None:

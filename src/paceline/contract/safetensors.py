@@ -10,12 +10,9 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
 
-from paceline.contract.files import open_output
 from paceline.contract.foreign_records import parse_object
 from paceline.errors import CheckpointError
 
@@ -131,10 +128,3 @@ def _piece(key: str, entry: dict[str, Any], part: dict[str, Any] | None) -> Piec
         nbytes=end - begin,
         is_whole=part is None,
     )
-
-
-def write_file(path: Path, header: bytes, chunks: Iterable[bytes]) -> None:
-    """Write a file that is complete or absent."""
-    with open_output(path) as file:
-        file.write(header)
-        file.writelines(chunks)

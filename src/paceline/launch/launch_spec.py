@@ -77,7 +77,7 @@ def runtime_settings(job: Job) -> dict[str, Any]:
 
 def data_settings(job: Job) -> dict[str, Any]:
     """Return `[data]` as agents read it; empty if nothing is staged or collected."""
-    data = job.data
+    data = job.tables.data
     if not data.stage and not data.collect:
         return {}
     limit = job.site.limits.stage_size
@@ -92,7 +92,7 @@ def data_settings(job: Job) -> dict[str, Any]:
 
 def notify_settings(job: Job) -> dict[str, Any]:
     """Return `[notify]` as the head agent reads it; empty if nobody is to be told."""
-    notify = job.notify
+    notify = job.tables.notify
     if not notify.command and not notify.webhook:
         return {}
     return {
@@ -144,7 +144,7 @@ def make_launch_spec(
         experiment=run_path.experiment,
         scratch=str(run_path.scratch),
         source=str(path_in_job(job.folder)),
-        params=job.params,
+        params=job.tables.params,
         runtime=runtime_settings(job),
         max_restarts=max_restarts,
         join_timeout=float(job.resume.join_timeout or 0),
@@ -203,7 +203,7 @@ def run_record(
         spec["environment"]["setup"] = [redact_text(line) for line in job.environment.setup]
     if job.resources.extra:
         spec["job"]["extra"] = [redact_text(argument) for argument in job.resources.extra]
-    spec["params"] = redact_values(job.params)
+    spec["params"] = redact_values(job.tables.params)
     now = time.time()
     value = {
         "run_id": run_path.run_id,

@@ -15,7 +15,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from paceline.contract import env
-from paceline.contract.env import MAX_BYTES, is_too_large
 from paceline.contract.redaction import REDACTED, redact
 from paceline.errors import EnvironmentProblem, PacelineError, SpecError
 from paceline.spec.findings import GOOD, PROBLEM, Finding
@@ -119,7 +118,11 @@ def note_missing(job: Job, found: Secrets) -> list[str]:
 
 def _named(job: Job) -> dict[str, str]:
     """Return the secrets that are named, without a value, and the key that names each."""
-    webhook = {job.notify.webhook: "notify.webhook"} if job.notify.webhook is not None else {}
+    webhook = (
+        {job.tables.notify.webhook: "notify.webhook"}
+        if job.tables.notify.webhook is not None
+        else {}
+    )
     return {**webhook, **dict.fromkeys(job.environment.secrets, "environment.secrets")}
 
 
@@ -204,12 +207,6 @@ def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
                 hint=f"Run: chmod 600 {quote(str(path))}",
             )
         for name, value in found.items():
-            if is_too_large(name, value):
-                raise SpecError(
-                    f"{name} in {label} has {len(value):,} characters; the limit is {MAX_BYTES:,} "
-                    "bytes.",
-                    hint="Put the value into a file of its own, and set the variable to its path.",
-                )
             values.setdefault(name, value)
             sources.setdefault(name, label)
     # Taken from the shell whichever files are read: a user with a W&B key wants W&B. A key is valid

@@ -113,10 +113,8 @@ def suggest_clusters(what: str = "runs") -> str:
         names = sorted(ProjectFile.find(Path.cwd()).clusters())
     except (PacelineError, OSError):  # it is no part of the error that this is a hint of
         return ""
-    if len(names) == 1:
-        return f"For {what} on {names[0]}, add `--on {quote(names[0])}`."
-    listed = f"{', '.join(names[:-1])} or {names[-1]}" if names else ""
-    return f"For {what} on a cluster, add `--on` and its name: {listed}." if names else ""
+    listed = " or ".join(f"`--on {quote(name)}`" for name in names)
+    return f"For {what} on a cluster, add {listed}." if names else ""
 
 
 def _own_tables() -> dict[str, Access]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Any
 
 from paceline.errors import SpecError
 from paceline.spec.job_tables import Environment, Launch, Project, Resources
 from paceline.spec.quantities import show_seconds
 from paceline.spec.settings import Site, Tables
-from paceline.spec.training_tables import Checkpoint, Data, Notify, Resume, Runtime, Tracking
+from paceline.spec.training_tables import Resume, Runtime
 
 MIN_GRACE = 60  # Slurm acts on time limits every 30 s, and ranks need time to save
 DEFAULT_GRACE = 120
@@ -82,28 +81,8 @@ class Job:
         return self.tables.runtime
 
     @property
-    def checkpoint(self) -> Checkpoint:
-        return self.tables.checkpoint
-
-    @property
     def resume(self) -> Resume:
         return self.tables.resume
-
-    @property
-    def data(self) -> Data:
-        return self.tables.data
-
-    @property
-    def tracking(self) -> Tracking:
-        return self.tables.tracking
-
-    @property
-    def notify(self) -> Notify:
-        return self.tables.notify
-
-    @property
-    def params(self) -> dict[str, Any]:
-        return self.tables.params
 
     @property
     def project_name(self) -> str:
@@ -115,7 +94,7 @@ class Job:
         if self.resume.grace is not None:
             return self.resume.grace
         limit = self.resources.time
-        default = DEFAULT_GRACE + (COLLECT_GRACE if self.data.collect else 0)
+        default = DEFAULT_GRACE + (COLLECT_GRACE if self.tables.data.collect else 0)
         # Slurm rounds a limit up to whole minutes.
         return default if limit is None else min(default, -(-limit // 60) * 20)
 

@@ -36,7 +36,7 @@ from paceline.spec.settings import (
     show,
 )
 from paceline.spec.toml import FILE, PROJECT_FILE, parse_param, read_file
-from paceline.spec.typed_flags import Flag, absolute_paths, from_folder
+from paceline.spec.typed_flags import Flag, absolute_paths
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ def _finish(
         sources |= {key: f"{key} in {source}" for key in keys}
     _fix_paths(merged, project.folder)
     for flag in flags:
-        _add_flag(flag, project.folder, merged, sources)
+        _add_flag(flag, merged, sources)
     _add_params(params, merged, sources)
     _drop_gpus(merged, sources)
     _lower_to_limits(merged, sources, project.site)
@@ -243,12 +243,13 @@ def validate_flag(flag: Flag) -> Any:
         raise explain_flag(problem, flag.name) from None
 
 
-def _add_flag(flag: Flag, folder: Path, merged: dict[str, Any], sources: dict[str, str]) -> None:
+def _add_flag(flag: Flag, merged: dict[str, Any], sources: dict[str, str]) -> None:
     if flag.value is None:
         return
     validate_flag(flag)
     table, key = flag.key.split(".", 1)
-    _overlay(merged, {table: {key: from_folder(flag, str(folder))}})
+    value = absolute_paths(flag.value, flag.path, os.getcwd()) if flag.path else flag.value
+    _overlay(merged, {table: {key: value}})
     sources[flag.key] = flag.name
 
 
@@ -292,10 +293,9 @@ def _lower_to_limits(values: dict[str, Any], sources: Mapping[str, str], site: S
             continue
         source = sources.get(_LIMITED[name], "")
         if source and not source.endswith(RECORDED):
-            above = site.model_copy(update={"limits": site.limits.model_copy(update={name: value})})
-            found, limit = (each.model_dump(mode="json")["limits"][name] for each in (above, site))
+            limit = site.model_dump(mode="json")["limits"][name]
             raise SpecError(
-                f"{source} is {found}, but this site allows at most {limit}.",
+                f"{source} exceeds what this site allows: at most {limit}.",
                 hint=f"The limit is {name} in [limits] of {SITE_FILE}.",
             )
         values.setdefault(table, {})[key] = limits[name]

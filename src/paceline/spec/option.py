@@ -22,10 +22,10 @@ BUILD = ANY | {"env"}
 NONE: frozenset[str] = frozenset()
 
 TEXT, NUMBER, SWITCH, LIST, VARIABLES = "text", "number", "switch", "list", "variables"
-# typed relative to the current folder; the latter if that exists
+# What is typed is relative to the current folder; a name or path is a path if that exists.
 PATH, NAME_OR_PATH = "path", "name or path"
-# The same, but made absolute, as jobs start in their run folder: a program (a bare name stays), the
-# outside of a bind, a folder.
+# In a file, these are made absolute too, as jobs start in their run folder: a program (a bare name
+# stays), the outside of a bind, a folder.
 PROGRAM, BIND, FOLDER = "program", "bind", "folder"
 
 

@@ -94,12 +94,6 @@ def show_seconds(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
-def brief_seconds(seconds: float) -> str:
-    """Return a duration for people in its largest unit: "2d", "3m", "40 s"."""
-    text = show_seconds(seconds)
-    return text if seconds < 100 else text.partition(" ")[0]
-
-
 def parse_mebibytes(value: object) -> int:
     """Return mebibytes, as Slurm counts memory: "32G", "512M", "1.5TB". The unit is required."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):

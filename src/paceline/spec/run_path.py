@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.files import open_without_waiting
-from paceline.contract.foreign_records import read_object
+from paceline.contract.foreign_records import read_fields
 from paceline.contract.run_folder import TRIALS, RunFolder
 
 STORE = ".snapshots"
@@ -76,15 +75,10 @@ def list_folders(scratch: Path, record: str) -> Iterator[str]:
 
 
 def list_runs_and_sweeps(scratch: Path) -> tuple[list[str], list[str]]:
-    """Return the folders of runs and those of sweeps, each from the last one, and look at each
-    folder once.
-    """
-    runs, sweeps = [], []
-    for path in _all_folders(scratch):
-        if os.path.lexists(f"{path}/run.json"):
-            runs.append(path)
-        elif os.path.lexists(f"{path}/sweep.json"):
-            sweeps.append(path)
+    """Return the folders of runs and those of sweeps, each from the last one."""
+    folders = _all_folders(scratch)
+    runs = [path for path in folders if os.path.lexists(f"{path}/run.json")]
+    sweeps = [path for path in folders if os.path.lexists(f"{path}/sweep.json")]
     return runs, sweeps
 
 
@@ -113,19 +107,9 @@ def is_fetched(folder: RunFolder) -> bool:
     """Return whether a run was fetched from another cluster. A script may have written a file of
     that name, too.
     """
-    if folder.arrivals.is_dir():
-        return True
-    try:
-        descriptor = open_without_waiting(folder.fetched)
-    except OSError:
-        return False
-    with open(descriptor, "rb") as file:
-        return b'"cluster"' in file.read(100)
+    return folder.arrivals.is_dir() or "cluster" in read_fields(folder.fetched)
 
 
 def requeues_itself(folder: RunFolder) -> bool:
     """Whether the agents of a run may send it back into the queue, as its launch spec says."""
-    try:
-        return bool(read_object(folder.launch_spec).get("requeue", True))
-    except (OSError, ValueError):
-        return True
+    return bool(read_fields(folder.launch_spec).get("requeue", True))

@@ -26,15 +26,8 @@ def quote(text: str) -> str:
         return shlex.quote(text)
     # Control characters, newlines and bytes outside UTF-8: bash's own escapes keep them on one
     # line.
-    escaped = "".join(_escape(byte) for byte in os.fsencode(text))
-    return f"$'{escaped}'"
-
-
-def _escape(byte: int) -> str:
-    character = chr(byte)
-    if character in "\\'":
-        return "\\" + character
-    return character if 0x20 <= byte < 0x7F else f"\\x{byte:02x}"
+    escaped = os.fsencode(text).decode("latin-1").encode("unicode_escape").decode("ascii")
+    return "$'" + escaped.replace("'", "\\'") + "'"
 
 
 def command_line(argv: Iterable[str]) -> str:

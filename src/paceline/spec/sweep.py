@@ -5,7 +5,6 @@ paceline.toml.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
@@ -16,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 
 from paceline.contract.redaction import holds_secret
 from paceline.errors import SpecError
-from paceline.spec.settings import Tables, check, explain_flag, nearest, show
+from paceline.spec.settings import Tables, check, explain_flag
 from paceline.spec.toml import read_file
 from paceline.spec.training_tables import SweepTable
 from paceline.spec.typed_flags import Flag
@@ -132,16 +131,9 @@ def _read_space(space: Mapping[str, Any], path: Path, prefix: str = "") -> dict[
     found: dict[str, Any] = {}
     for name, value in space.items():
         key, words = f"{prefix}{name}", value if isinstance(value, dict) else {}
-        if words and not words.keys() & Range.model_fields.keys():
-            if any(
-                word in FOREIGN or nearest(word, RANGES) or not isinstance(each, (dict, list))
-                for word, each in words.items()
-            ):
-                raise SpecError(
-                    f"Invalid {key} = {show(value)} in [space] of {path}: it is not a range.",
-                    hint="Write a list of values, or for example { uniform = [0.0, 1.0] }; ranges"
-                    f" are {', '.join(RANGES)}. Constants are lists of one value.",
-                )
+        is_range = words.keys() & {*Range.model_fields, *FOREIGN}
+        is_table = words and all(isinstance(each, (dict, list)) for each in words.values())
+        if is_table and not is_range:
             found |= _read_space(words, path, f"{key}.")
             continue
         listed = value if isinstance(value, list) else [value]
@@ -197,7 +189,6 @@ def check_sweep(file: SweepFile) -> None:
                     hint=f'List them: {key} = [0.1, 0.01], or set sampler = "random" or "tpe".',
                 )
     _check_conditions(file)
-    _check_placeholders(file)
 
 
 def check_metric(table: SweepTable, path: Path) -> None:
@@ -212,33 +203,13 @@ def check_metric(table: SweepTable, path: Path) -> None:
 
 def _check_conditions(file: SweepFile) -> None:
     for key, each in file.space.items():
-        for parent, values in each.get("when", {}).items():
+        for parent in each.get("when", {}):
             if parent not in file.space:
                 raise SpecError(
                     f"Unknown key {parent!r} in `when` of {key} in [space] of {file.path}.",
                     hint=f"The keys are: {', '.join(file.space)}.",
                 )
-            known = file.space[parent].get("grid")
-            for value in values:
-                if known is not None and value not in known:
-                    raise SpecError(
-                        f"`when` of {key} in [space] of {file.path} never applies: {parent} is "
-                        f"never {show(value)}.",
-                        hint=f"{parent} is one of {show(known)}.",
-                    )
     in_order(file.space, where=str(file.path))
-
-
-def _check_placeholders(file: SweepFile) -> None:
-    """Raise for a placeholder that looks like a misspelt key. Other braces are literal."""
-    for name in (name for arg in file.table.args for name in re.findall(r"\{([^{}]+)\}", arg)):
-        close = nearest(name, list(file.space))
-        if name not in file.space and name != "seed" and close is not None:
-            raise SpecError(
-                f"args in [sweep] of {file.path} contains {{{name}}}, which is not a key of "
-                "[space].",
-                hint=f"Did you mean {{{close}}}?",
-            )
 
 
 def in_order(space: Mapping[str, dict[str, Any]], *, where: str = "[space]") -> list[str]:

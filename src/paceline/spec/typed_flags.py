@@ -11,7 +11,6 @@ from typing import Any
 from paceline.errors import UsageError
 from paceline.spec.option import (
     BIND,
-    FOLDER,
     NAME_OR_PATH,
     NUMBER,
     PROGRAM,
@@ -61,10 +60,7 @@ def _contradiction(first: Flag, second: Flag) -> UsageError:
 
 def _value(option: Option, value: Any, environ: Mapping[str, str]) -> Any:
     if option.kind == NUMBER and re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", value):
-        number = int(value) + option.plus
-        if option.plus and number < option.plus:
-            raise UsageError(f"Invalid {option.name} {number - option.plus}: use at least 0.")
-        return number
+        return int(value) + option.plus
     if option.kind == TEXT and re.fullmatch(r"--[a-z][a-z-]*", value):
         raise UsageError(
             f"{option.name} needs a value, but {value} follows it.",
@@ -80,10 +76,6 @@ def _variables(texts: Iterable[str], environ: Mapping[str, str]) -> dict[str, st
     variables = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not name or name.startswith("-"):
-            raise UsageError(
-                f"--env has no name and value: {text}.", hint="Type it as --env NAME=VALUE."
-            )
         if not equals and name not in environ:
             raise UsageError(
                 f"Invalid --env {name}: the variable is not set here.",
@@ -93,35 +85,15 @@ def _variables(texts: Iterable[str], environ: Mapping[str, str]) -> dict[str, st
     return variables
 
 
-def from_folder(flag: Flag, folder: str) -> Any:
-    """Return a flag's value with its paths absolute, or relative to the project's folder as in the
-    file.
-    """
-    if not flag.path:
-        return flag.value
-    cwd = os.getcwd()
-    if flag.path in (PROGRAM, BIND, FOLDER):
-        return absolute_paths(flag.value, flag.path, cwd)
-
-    def move(name: str) -> str:
-        if _is_fixed(name) or os.path.realpath(cwd) == os.path.realpath(folder):
-            return name
-        if flag.path == NAME_OR_PATH and not os.path.exists(os.path.join(cwd, name)):
-            return name
-        return os.path.relpath(os.path.join(os.path.realpath(cwd), name), os.path.realpath(folder))
-
-    return move(flag.value) if isinstance(flag.value, str) else [move(name) for name in flag.value]
-
-
 def absolute_paths(value: Any, kind: str, folder: str) -> Any:
-    """Return a PROGRAM, or a list of BINDs or FOLDERs, with relative paths taken from `folder`."""
+    """Return a path, or a list of some, with relative ones taken from `folder`."""
     if not isinstance(value, str):
         return [absolute_paths(each, kind, folder) for each in value]
-    if _is_fixed(value) or (kind == PROGRAM and "/" not in value):
-        return value
     path, colon, inside = value.partition(":") if kind == BIND else (value, "", "")
-    return os.path.normpath(os.path.join(folder, path)) + colon + inside
-
-
-def _is_fixed(path: str) -> bool:
-    return os.path.isabs(path) or path.startswith(("~", "$"))
+    found = os.path.join(folder, path)
+    is_name = (kind == PROGRAM and "/" not in value) or (
+        kind == NAME_OR_PATH and not os.path.exists(found)
+    )
+    if is_name or value.startswith(("/", "~", "$")):
+        return value
+    return os.path.normpath(found) + colon + inside

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
-from paceline.contract.env import MAX_BYTES, is_owned, is_too_large
+from paceline.contract.env import is_owned
 from paceline.contract.process import DEFAULT_WARM
 from paceline.contract.redaction import redact_text
 from paceline.spec.quantities import (
@@ -41,11 +41,6 @@ def _variables(value: object) -> object:
         is_text = isinstance(text, str) and "\0" not in text
         if isinstance(text, bool) or not (is_text or isinstance(text, (int, float))):
             raise ValueError(f"a string without NUL characters or a number for {name}")
-        if is_too_large(str(name), str(text)):
-            raise ValueError(
-                f"at most {MAX_BYTES:,} bytes for {name}; put the value into a file and pass its "
-                "path"
-            )
     return {name: str(text) for name, text in value.items()}
 
 

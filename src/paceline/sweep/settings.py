@@ -118,7 +118,9 @@ def _wandb_settings(
     """
     agents, count = count_agents(file.table, file.path)
     if name in [flag.value for flag in typed if flag.key == "wandb_sweep"]:
-        name = job.tracking.wandb_sweep or name  # a file wins over the flag, whichever file it is
+        name = (
+            job.tables.tracking.wandb_sweep or name
+        )  # a file wins over the flag, whichever file it is
     check_name(name)
     # A script's name alone would not tell its W&B sweeps apart.
     by_script = file.table.name is None and file.path.suffix == ".py"

@@ -24,7 +24,7 @@ def with_wandb(job: Job, environ: Mapping[str, str]) -> Job:
     """Give a job what its trials need to reach W&B: the service's address, the key, and tracking
     by W&B.
     """
-    environment, tracking = job.environment, job.tracking
+    environment, tracking = job.environment, job.tables.tracking
     if KEY in environ and KEY not in (*environment.secrets, *environment.variables):
         environment = environment.model_copy(update={"secrets": (*environment.secrets, KEY)})
     if environ.get(ADDRESS):

@@ -69,7 +69,7 @@ def main(_: list[str]) -> None:
         process.die_with_parent(int(environ[env.PARENT]))
     run = RunFolder(Path(environ[env.RUN]))
     launch_spec = LaunchSpec.from_json(run.launch_spec.read_text(encoding="utf-8"))
-    local_rank = int(environ.get(env.LOCAL_RANK, "0"))
+    local_rank = int(environ.get("LOCAL_RANK", "0"))
     under_torchrun = env.OUTPUT_PIPES in environ
     if under_torchrun:
         process.die_with_parent(None)
@@ -77,9 +77,9 @@ def main(_: list[str]) -> None:
     attempt = run.attempt(int(environ[env.ATTEMPT]))
     # A process that spawns the ranks itself is not one: it has no heartbeat slot, and reports for
     # its first rank.
-    is_rank = env.RANK in environ
-    first = int(environ[env.GROUP_RANK]) * launch_spec.nproc
-    rank = int(environ.get(env.RANK, first))
+    is_rank = "RANK" in environ
+    first = int(environ["GROUP_RANK"]) * launch_spec.nproc
+    rank = int(environ.get("RANK", first))
     spec = make_rank_spec(launch_spec, attempt=attempt, heartbeat=environ[env.HEARTBEAT])
     try:
         run_rank(spec, rank=rank, local_rank=local_rank, is_rank=is_rank)

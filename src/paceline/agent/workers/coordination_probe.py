@@ -34,15 +34,15 @@ STEPS = 3
 # Whoever reads one of these knows of other ranks. `init_process_group` reads the address, even if
 # it is given the rank.
 VARIABLES = {
-    env.RANK,
-    env.LOCAL_RANK,
-    env.WORLD_SIZE,
-    env.LOCAL_WORLD_SIZE,
-    env.GROUP_RANK,
-    env.ROLE_RANK,
-    env.NODE_RANK,
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "NODE_RANK",
 }
-VARIABLES |= {env.MASTER_ADDR, env.MASTER_PORT}
+VARIABLES |= {"MASTER_ADDR", "MASTER_PORT"}
 VARIABLES |= {
     name
     for row in TABLE

@@ -147,12 +147,12 @@ def node_variables(
     spawn).
     """
     return {
-        env.MASTER_ADDR: address,
-        env.MASTER_PORT: str(port),
-        env.GROUP_RANK: str(placement.node),
-        env.GROUP_WORLD_SIZE: str(placement.nodes),
-        env.LOCAL_WORLD_SIZE: str(placement.local_world_size),
-        env.RUN_ID: str(launch_spec.run_number),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "GROUP_RANK": str(placement.node),
+        "GROUP_WORLD_SIZE": str(placement.nodes),
+        "LOCAL_WORLD_SIZE": str(placement.local_world_size),
+        "TORCHELASTIC_RUN_ID": str(launch_spec.run_number),
     }
 
 
@@ -161,13 +161,13 @@ def rank_variables(
 ) -> dict[str, str]:
     """Return one rank's own variables, with the rest of torchrun's for programs that read them."""
     return {
-        env.RANK: str(rank),
-        env.LOCAL_RANK: str(local_rank),
-        env.WORLD_SIZE: str(launch_spec.world_size),
-        env.ROLE_RANK: str(rank),
-        env.ROLE_WORLD_SIZE: str(launch_spec.world_size),
-        env.ROLE_NAME: "default",
-        env.RESTART_COUNT: str(attempt - 1),
-        env.MAX_RESTARTS: str(launch_spec.max_restarts),
-        env.USE_AGENT_STORE: "False",  # rank 0 serves the store itself
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(launch_spec.world_size),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(launch_spec.world_size),
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(launch_spec.max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 serves the store itself
     }

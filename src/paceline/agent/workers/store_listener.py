@@ -25,13 +25,8 @@ def wait_for_store(distributed: Any, environ: Mapping[str, str]) -> None:
 
     Only on rank 0's own node: a listener elsewhere cannot be seen without connecting to it.
     """
-    store, port = getattr(distributed, "TCPStore", None), environ.get(env.MASTER_PORT)
-    if (
-        store is None
-        or not port
-        or environ.get(env.GROUP_RANK) != "0"
-        or environ.get(env.RANK) == "0"
-    ):
+    store, port = getattr(distributed, "TCPStore", None), environ.get("MASTER_PORT")
+    if store is None or not port or environ.get("GROUP_RANK") != "0" or environ.get("RANK") == "0":
         return
     construct = store.__init__
 

@@ -16,7 +16,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import SweepFolder
 from paceline.errors import UsageError
 from paceline.spec.clusters import suggest_clusters
-from paceline.spec.quantities import brief_seconds, show_seconds
+from paceline.spec.quantities import show_seconds
 from paceline.spec.run_path import list_runs_and_sweeps
 from paceline.spec.shell_text import to_type
 from paceline.sweep.overview import SweepOverview, read_sweep_overview
@@ -214,5 +214,5 @@ def _sweep_cells(row: SweepOverview) -> dict[str, str]:
 def _status(row: Row) -> str:
     """Return the status; without a connection to the cluster of a run that was not over, how long ago it had it."""
     colour = COLOURS.get(row.status, "bad" if row.status in OVER else "name")
-    ago = f" {brief_seconds(age)} ago" if not row.is_over and (age := origin.age()) else ""
+    ago = f" {show_seconds(age)} ago" if not row.is_over and (age := origin.age()) else ""
     return f"[{colour}]{console.cell(row.status)}{ago}[/]"

@@ -18,7 +18,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED
 from paceline.errors import UsageError
 from paceline.slurm.commands import known_jobs
-from paceline.spec.quantities import brief_seconds, show_seconds
+from paceline.spec.quantities import show_seconds
 from paceline.spec.shell_text import command_line, type_again
 from paceline.ui.terminal import run_view
 from paceline.ui.terminal.plots import supports_unicode
@@ -193,7 +193,7 @@ def state_facts(record: Record, overview: Overview) -> list[Fact]:
     saves = f"{len(failed)} failed, the last at step {last.get('step')}: {last.get('error')}"
     reasons = [str(event["reason"]) for event in record.events if event.get("reason")]
     age = 0.0 if record.is_over else origin.age()
-    ago = f" {brief_seconds(age)} ago" if age else ""
+    ago = f" {show_seconds(age)} ago" if age else ""
     detail = f" ({overview.detail})" if overview.detail else ""
     return [
         ("run", record.folder.key),

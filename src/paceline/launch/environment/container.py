@@ -56,7 +56,7 @@ def is_fetched(job: Job) -> bool:
 
 def _shared_folders(job: Job, run_path: RunPath) -> list[str]:
     """Return the folders that the container needs at the same paths: runs, code, the project, data to be staged."""
-    data = [path for path in job.data.stage if path.startswith("/")]
+    data = [path for path in job.tables.data.stage if path.startswith("/")]
     wanted = dict.fromkeys(
         [str(run_path.scratch / run_path.project), str(job.folder), str(job.cwd), *data]
     )
@@ -94,7 +94,7 @@ def engines(engine: str) -> list[str]:
 def _definition(job: Job, run_path: RunPath, shared: list[str], *, gpus: int) -> list[str]:
     """Return the function as lines of bash."""
     found = " || ".join(f"type -P {engine}" for engine in engines(job.environment.engine))
-    data_folder = job.data.folder
+    data_folder = job.tables.data.folder
     fixed = [
         *job.environment.engine_options,
         *(arg for bind in _binds(job) for arg in ("--bind", bind)),

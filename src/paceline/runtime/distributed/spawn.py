@@ -56,7 +56,7 @@ def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nproc: int | None 
             hint='Put the call under `if __name__ == "__main__":`, so that only the first process '
             "runs it.",
         )
-    if env.RANK in os.environ and env.WORLD_SIZE in os.environ:
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         fn(*args)
         return
     count = nproc or _default_nproc()
@@ -70,17 +70,14 @@ def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nproc: int | None 
     processes: list[SpawnProcess] = []
     with _SigtermForwarder(processes) as forwarder:
         for variables in environments:
-            variables.setdefault(env.MASTER_ADDR, "127.0.0.1")
-            variables.setdefault(env.MASTER_PORT, str(port))
+            variables.setdefault("MASTER_ADDR", "127.0.0.1")
+            variables.setdefault("MASTER_PORT", str(port))
             process = context.Process(target=_run_rank, args=(fn, args, variables, os.getpid()))
             process.start()
             processes.append(process)
-        world_size = int(environments[0][env.WORLD_SIZE])
+        world_size = int(environments[0]["WORLD_SIZE"])
         _supervise(
-            processes,
-            [int(variables[env.RANK]) for variables in environments],
-            world_size,
-            forwarder,
+            processes, [int(variables["RANK"]) for variables in environments], world_size, forwarder
         )
 
 
@@ -88,8 +85,8 @@ def rank_environment(local: int, count: int, environ: Any) -> dict[str, str]:
     """Return torchrun's variables for one child. An agent sets the node; without one, there is a
     single node.
     """
-    node, nodes = int(environ.get(env.GROUP_RANK, 0)), int(environ.get(env.GROUP_WORLD_SIZE, 1))
-    master = {name: environ[name] for name in (env.MASTER_ADDR, env.MASTER_PORT) if name in environ}
+    node, nodes = int(environ.get("GROUP_RANK", 0)), int(environ.get("GROUP_WORLD_SIZE", 1))
+    master = {name: environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in environ}
     if nodes > 1 and len(master) < 2:
         raise UsageError(
             f"There are {nodes} nodes, but MASTER_ADDR and MASTER_PORT are not set.",
@@ -98,12 +95,12 @@ def rank_environment(local: int, count: int, environ: Any) -> dict[str, str]:
     return {
         **master,
         env.SPAWNED: "1",
-        env.RANK: str(node * count + local),
-        env.WORLD_SIZE: str(nodes * count),
-        env.LOCAL_RANK: str(local),
-        env.LOCAL_WORLD_SIZE: str(count),
-        env.GROUP_RANK: str(node),
-        env.GROUP_WORLD_SIZE: str(nodes),
+        "RANK": str(node * count + local),
+        "WORLD_SIZE": str(nodes * count),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(count),
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(nodes),
     }
 
 
@@ -127,7 +124,7 @@ def _run_rank(
     # Ctrl-C reaches all processes of the terminal. Only the parent acts on it, so there is one
     # traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    attempt, rank, local_rank = _attempt(), int(variables[env.RANK]), int(variables[env.LOCAL_RANK])
+    attempt, rank, local_rank = _attempt(), int(variables["RANK"]), int(variables["LOCAL_RANK"])
     heartbeat_file = LaunchContext.read().heartbeat_file or ""
     script_end = ScriptEnd(heartbeat_file, local_rank)
     if attempt is not None:

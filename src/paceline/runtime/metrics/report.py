@@ -106,7 +106,7 @@ def report(value: float, *, step: int = 0) -> None:
         step: The step that it belongs to.
     """
     folder = os.environ.get(env.RUN)
-    if folder and os.environ.get(env.RANK, "0") == "0":
+    if folder and os.environ.get("RANK", "0") == "0":
         reporter = TrialReporter(Path(folder), trial={}, rank=0)
         reporter.record(value, step)
         reporter.close()

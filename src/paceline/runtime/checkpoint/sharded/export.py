@@ -18,7 +18,7 @@ import torch
 
 from paceline.contract.checkpoint import read_marker
 from paceline.contract.files import open_output, show_size
-from paceline.contract.safetensors import Piece, make_header, write_file
+from paceline.contract.safetensors import Piece, make_header
 from paceline.errors import PacelineError
 from paceline.runtime.checkpoint.reader import CheckpointReader
 from paceline.runtime.checkpoint.sharded import state as sharded
@@ -71,7 +71,9 @@ def write_tensors(output: Path, tensors: dict[str, torch.Tensor]) -> None:
         ctypes.string_at(tensor.contiguous().data_ptr(), tensor.nbytes)
         for tensor in tensors.values()
     )
-    write_file(output, make_header(pieces), chunks)
+    with open_output(output) as file:
+        file.write(make_header(pieces))
+        file.writelines(chunks)
 
 
 def main(argv: list[str]) -> int:
