@@ -139,7 +139,7 @@ WRONG = {
     ),
     "neither true nor always": (
         '[resume]\nrequeue = "never"',
-        ['requeue = "never"', 'use true, false or "always"'],
+        ['requeue = "never"', "use true or false"],
     ),
     "a webhook's address": (
         '[notify]\nwebhook = "https://example.org/hush"',

@@ -207,9 +207,6 @@ def find_damage(folder: Path, files: Iterable[tuple[str, FileChecksum]]) -> str 
         return next((problem for problem in pool.map(check, files) if problem), None)
 
 
-META_KEY = "best"  # of a marker's `meta`
-
-
 @dataclass(frozen=True)
 class Score:
     """The value of a metric, and whether a lower ("min") or a higher one ("max") is better."""
@@ -219,7 +216,7 @@ class Score:
     value: float
 
     def to_meta(self) -> dict[str, Any]:
-        return {META_KEY: asdict(self)}
+        return {"best": asdict(self)}
 
 
 def is_better(value: float, other: float, mode: str) -> bool:
@@ -229,7 +226,7 @@ def is_better(value: float, other: float, mode: str) -> bool:
 def read_score(marker: Marker) -> Score | None:
     """Return a checkpoint's score; None if it has none, or if its value is NaN."""
     try:
-        score = make(Score, marker.meta[META_KEY])
+        score = make(Score, marker.meta["best"])
     except (LookupError, TypeError, ValueError):
         return None
     return None if math.isnan(score.value) else score
@@ -260,8 +257,7 @@ def find_best(folders: Iterable[Path]) -> tuple[int, Score] | None:
     return choose_best(markers, newest.metric, newest.mode) if newest is not None else None
 
 
-SINGLE = ("model.safetensors", "pytorch_model.bin")
-INDEX = ".index.json"  # after a name of `SINGLE`: which of several files has which tensor
+INDEX = ".index.json"  # after the name of a file of weights: which of several has which tensor
 
 
 def find_weight_files(path: Path) -> list[Path]:
@@ -275,7 +271,7 @@ def find_weight_files(path: Path) -> list[Path]:
         return _indexed(path)
     if not path.is_dir() or find_checkpoints(path):
         return []
-    for name in SINGLE:
+    for name in ("model.safetensors", "pytorch_model.bin"):
         if (path / name).is_file():
             return [path / name]
         if (path / f"{name}{INDEX}").is_file():

@@ -20,8 +20,9 @@ from typing import Any
 # GIL for it.
 TORCH_THREADS = ("pt_gloo_runloop", "pt_autograd")
 EXIT_TIMEOUT = 2.0  # seconds for these threads to come to rest at exit
-_SAMPLE_INTERVAL = 0.01  # seconds; longer than a thread waits between two tries to take the GIL
-_SAMPLES_AT_REST = 5  # a collective that nobody waited for may pause until another rank answers
+# Seconds: longer than a thread waits between two tries to take the GIL, and than a collective that
+# nobody waited for pauses until another rank answers.
+_AT_REST = 0.05
 
 
 def protect_ranks() -> None:
@@ -140,16 +141,13 @@ def wait_for_torch_at_exit() -> None:
 def _wait_for_torch_threads() -> None:
     deadline = time.monotonic() + EXIT_TIMEOUT
     before: dict[str, list[str]] = {}
-    samples = 0
-    while samples < _SAMPLES_AT_REST and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
         now = _torch_threads() if "torch" in sys.modules else {}
-        if not now:
-            return
         # A thread that sleeps throughout, while it could take the GIL, is not waiting for it.
-        is_asleep = all("sleeping" in status[0] for status in now.values())
-        samples = samples + 1 if is_asleep and now == before else 0
+        if now == before and all("sleeping" in status[0] for status in now.values()):
+            return
         before = now
-        time.sleep(_SAMPLE_INTERVAL)
+        time.sleep(_AT_REST)
 
 
 def _torch_threads() -> dict[str, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -94,19 +95,8 @@ class LaunchSpec:
 
         Scripts call `int()` on TORCHELASTIC_RUN_ID, and use it as a seed: 31 bits fit everywhere.
         """
-        import hashlib  # not at the top: the zygote should start first
-
-        return (
-            int(
-                hashlib.sha256(
-                    f"{self.scratch}/{self.project}/{self.experiment}/{self.run_id}".encode(
-                        "utf-8", "surrogateescape"
-                    )
-                ).hexdigest()[:8],
-                16,
-            )
-            >> 1
-        )
+        path = f"{self.scratch}/{self.project}/{self.experiment}/{self.run_id}"
+        return zlib.crc32(path.encode("utf-8", "surrogateescape")) >> 1
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"

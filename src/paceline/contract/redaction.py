@@ -136,11 +136,6 @@ def _redact_value(name: str, value: Any) -> Any:
     return REDACTED if _is_secret(name, value) else redact_text(value)
 
 
-def holds_secret(name: str, value: Any) -> bool:
-    """Return whether a parameter is a text, or a list of some, that must be hidden."""
-    return bool(_redact_value(name, value) != value)
-
-
 def _is_secret(name: str, value: str) -> bool:
     if not value or "=" in name:
         return False

@@ -102,15 +102,12 @@ class RunFolder:
 
     def attempts(self) -> list[AttemptFolder]:
         """Return all attempts so far, oldest first."""
-        return [self.attempt(number) for number in self.attempt_numbers()]
-
-    def attempt_numbers(self) -> list[int]:
-        """Return the numbers of all attempts so far."""
         try:
             names = os.listdir(self.path)
         except OSError:
             return []
-        return sorted(int(match[1]) for name in names if (match := _ATTEMPT.fullmatch(name)))
+        numbers = sorted(int(match[1]) for name in names if (match := _ATTEMPT.fullmatch(name)))
+        return [self.attempt(number) for number in numbers]
 
     def job_start(self, name: str) -> JobStartFolder:
         return JobStartFolder(self.path / "job-starts" / name)

@@ -11,7 +11,6 @@ _UNIT_OF = {word: word[0] for word in (*_UNITS_OF_TIME, *_WORDS.split())}
 _MEBIBYTES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 
 A_TIME = "a duration such as 90m, 2h30m or 1-12:00:00"
-A_SIZE = "a size such as 512M, 32G or 1.5T"
 # seconds; Slurm stores minutes in 32 bits, and wraps around without a word
 MAX_DAYS = 3650
 MAX_TIME_LIMIT = MAX_DAYS * 86400
@@ -103,7 +102,7 @@ def parse_mebibytes(value: object) -> int:
     )
     mebibytes = float(match[1]) * _MEBIBYTES[match[2]] if match else 0
     if not 1 <= mebibytes <= MAX_MEBIBYTES:
-        raise ValueError(f"{A_SIZE}, at most {MAX_MEBIBYTES // 1024**2}T")
+        raise ValueError(f"a size such as 512M, 32G or 1.5T, at most {MAX_MEBIBYTES // 1024**2}T")
     return round(mebibytes)
 
 

@@ -380,8 +380,6 @@ def explain_flag(problem: ValidationError, flag: str) -> SpecError:
     typed = given[0] if isinstance(given, list) and len(given) == 1 else given
     value = REDACTED if flag.removeprefix("--notify-") in HIDDEN else show(typed)
     hint = ""
-    if flag == "--profile":
-        hint = "It chooses steps to profile. For a cluster, use --on or --cluster-profile."
     if flag.startswith("--gpus") and (match := re.fullmatch(r"(?:gpu:)?(\w+:)?(\d+)", str(given))):
         kind = f" --gpu-type {match[1][:-1]}" if match[1] else ""
         hint = f"Write --gpus {match[2]}{kind}."

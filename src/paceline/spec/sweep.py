@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from paceline.contract.redaction import holds_secret
+from paceline.contract.redaction import redact_values
 from paceline.errors import SpecError
 from paceline.spec.settings import Tables, check, explain_flag
 from paceline.spec.toml import read_file
@@ -140,19 +140,16 @@ def _read_space(space: Mapping[str, Any], path: Path, prefix: str = "") -> dict[
         each = check(words or {"grid": listed}, f"{key} in [space] of {path}", Range).to_json()
         if any(isinstance(value, dict) for value in each.get("grid", ())):
             raise SpecError(f"Invalid {key} in [space] of {path}: use values, not tables.")
-        require_no_secret(key, each.get("grid"), f"{path}: [space]")
+        shown = redact_values({key: each.get("grid")})
+        if shown[key] != each.get("grid"):
+            raise SpecError(
+                f"{path}: [space] {key} is a secret, but the points of a sweep are in files that "
+                "others can read.",
+                hint="Pass it as an environment variable: put it into .env, or list its name in "
+                "[environment] secrets.",
+            )
         found[key] = each
     return found
-
-
-def require_no_secret(key: str, values: object, where: str) -> None:
-    if holds_secret(key, values):
-        raise SpecError(
-            f"{where} {key} is a secret, but the points of a sweep are in files that others can "
-            "read.",
-            hint="Pass it as an environment variable: put it into .env, or list its name in "
-            "[environment] secrets.",
-        )
 
 
 def check_sweep(file: SweepFile) -> None:

@@ -64,12 +64,6 @@ def _warm(value: object) -> object:
         raise ValueError('true, false or a duration such as "10m"') from None
 
 
-def _requeue(value: object) -> object:
-    if not isinstance(value, bool) and value != "always":
-        raise ValueError('true, false or "always"')
-    return value
-
-
 def _no_secret(value: str) -> str:
     if redact_text(value) != value:
         raise ValueError("a command without secrets: set them in .env, and write $NAME")
@@ -117,7 +111,7 @@ RunName = Annotated[Line, _matching("[^-].*", "a name that does not begin with a
 UserPath = Annotated[Line, AfterValidator(_expand_home)]
 UserPaths = Annotated[tuple[UserPath, ...], Field(strict=False)]
 StepRange = Annotated[str, AfterValidator(_step_range)]
-Requeue = Annotated[bool | Literal["always"], BeforeValidator(_requeue)]
+Requeue = bool | Literal["always"]
 StopSignal = Literal["SIGUSR1", "SIGTERM", "SIGINT", "SIGHUP"]  # SIGUSR2 writes stacks
 Command = Annotated[Line, AfterValidator(_no_secret)]
 VariableName = Annotated[Line, _matching("[A-Za-z_][A-Za-z0-9_]*", _VARIABLE_NAME)]

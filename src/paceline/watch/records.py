@@ -61,7 +61,7 @@ class Record:
 
     @cached_property
     def attempts(self) -> int:
-        return len(self.folder.attempt_numbers())
+        return len(self.folder.attempts())
 
     @cached_property
     def latest(self) -> Latest:

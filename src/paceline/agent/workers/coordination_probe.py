@@ -17,7 +17,6 @@ from types import FrameType
 from typing import Any
 
 from paceline.agent.health import heartbeat
-from paceline.contract import env
 from paceline.contract.heartbeat_file import (
     COORDINATED,
     ENDED_ALONE,

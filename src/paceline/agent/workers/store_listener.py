@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.agent.rendezvous.network import bind_port
-from paceline.contract import env
 
 TIMEOUT = 60.0  # seconds; after that, torch's client waits as it always does
 _PAUSES = (0.001, 0.05)  # seconds: the first and the longest

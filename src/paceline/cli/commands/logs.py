@@ -110,7 +110,7 @@ def command(
 def _has_logs(record: Record, rank: int | None, attempt: int | None) -> bool:
     """Return whether there is output. Raises UsageError for an attempt or a rank that the run does not have."""
     folder = record.folder
-    known = folder.attempt_numbers()
+    known = [each.number for each in folder.attempts()]
     if known and attempt not in (None, *known):
         raise UsageError(
             f"Run {folder.key} has no attempt {attempt}.",
