@@ -14,7 +14,6 @@ from paceline.errors import SpecError, UsageError
 from paceline.spec.clusters import ProjectFile, find_cluster, user_file
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
-from paceline.spec.typed_flags import Flag
 
 
 @pytest.fixture
@@ -187,12 +186,3 @@ def test_keys_in_the_wrong_table_of_a_profile(own: Callable[[str], Path], tmp_pa
         with pytest.raises(SpecError) as raised:
             load_job(Program("train.py"), cwd=tmp_path)
         assert raised.value.hint.startswith(hint)
-
-
-def test_the_flag_of_the_profiler_with_the_name_of_a_cluster(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="use steps as first:end") as raised:
-        load_job(
-            Program("train.py"), cwd=tmp_path, flags=[Flag("--profile", "runtime.profile", "alps")]
-        )
-    assert "--on" in raised.value.hint
-    assert "--cluster-profile" in raised.value.hint

@@ -51,9 +51,9 @@ def framework_of(script: Script, preset: Preset | None) -> str:
 
 def preset_of(script: Script) -> Preset | None:
     """Return the framework whose trainer a script uses, if it does not train in a loop itself."""
-    text, packages = script.source.text, script.packages()
+    text = script.source.text
     own = any(last_name(call) == "backward" for call in script.calls)
-    return next((each for each in PRESETS if each.fits(text, packages) and not own), None)
+    return next((each for each in PRESETS if each.fits(text) and not own), None)
 
 
 def sign_of(script: Script) -> tuple[int, str] | None:
