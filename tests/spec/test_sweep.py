@@ -89,7 +89,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ),
         (HEAD + "[spase]\nx = [1]\n", "Unknown key 'spase'", "'space'"),
         *(
-            (HEAD + f"[space]\nx = {{ {text} }}\n", "not a range", "{ uniform = [0.0, 1.0] }")
+            (HEAD + f"[space]\nx = {{ {text} }}\n", "Unknown key", "")
             for text in (
                 "unifrom = [0, 1]",
                 "loguniform = [1e-4, 1]",

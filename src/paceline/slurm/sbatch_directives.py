@@ -15,10 +15,12 @@ from typing import NamedTuple
 from paceline.contract.redaction import redact_text
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import SpecError
-from paceline.spec.job import Job
+from paceline.spec.job import DEFAULT_GRACE, Job
 from paceline.spec.option import RESOURCES
-from paceline.spec.quantities import slurm_size, slurm_time
+from paceline.spec.quantities import show_seconds, slurm_size, slurm_time
 from paceline.spec.settings import TABLE
+
+MIN_GRACE = 60  # Slurm acts on time limits every 30 s, and ranks need time to save
 
 
 class Directive(NamedTuple):
@@ -72,7 +74,7 @@ def directives(job: Job, counts: TaskCounts, folder: RunFolder) -> list[Directiv
         Directive("output", log),
         Directive("open-mode", "append"),
         Directive("requeue" if job.resume.requeue else "no-requeue"),
-        Directive("signal", f"B:USR1@{job.grace}"),
+        _signal_directive(job),
         # Any other value makes the node load a login environment first, which can take a minute.
         Directive("export", "ALL"),
     ]
@@ -94,8 +96,29 @@ def _gpu_directives(job: Job, counts: TaskCounts) -> list[Directive]:
     return [Directive("gres", f"gpu:{kind}{counts.gpus}")]
 
 
+def _signal_directive(job: Job) -> Directive:
+    grace, limit = job.resume.grace, job.resources.time
+    if grace is None or limit is None or not job.resume.requeue:
+        return Directive("signal", f"B:USR1@{job.grace}")
+    if grace < MIN_GRACE or grace * 2 >= limit:
+        raise SpecError(
+            f"{job.source('resume.grace')} is {show_seconds(grace)} and {job.source('job.time')} is"
+            f" {show_seconds(limit)}: the grace must be at least {MIN_GRACE} s and less than half"
+            " of the time limit.",
+            hint="Slurm acts on time limits every 30 s, and the ranks must finish a step and save:"
+            f" use {show_seconds(DEFAULT_GRACE)} and a longer limit, or add --no-requeue.",
+        )
+    return Directive("signal", f"B:USR1@{grace}")
+
+
 def _memory_directives(job: Job, counts: TaskCounts) -> list[Directive]:
     resources = job.resources
+    if resources.mem_per_gpu is not None and resources.mem_per_node is not None:
+        raise SpecError(
+            f"{job.source('job.mem_per_gpu')} and {job.source('job.mem_per_node')} both set the "
+            "memory.",
+            hint="Use only one of them.",
+        )
     if resources.mem_per_node is not None:
         return [Directive("mem", slurm_size(resources.mem_per_node))]
     if resources.mem_per_gpu is not None:

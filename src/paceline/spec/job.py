@@ -8,11 +8,9 @@ from pathlib import Path, PurePath
 
 from paceline.errors import SpecError
 from paceline.spec.job_tables import Environment, Launch, Project, Resources
-from paceline.spec.quantities import show_seconds
 from paceline.spec.settings import Site, Tables
 from paceline.spec.training_tables import Resume, Runtime
 
-MIN_GRACE = 60  # Slurm acts on time limits every 30 s, and ranks need time to save
 DEFAULT_GRACE = 120
 COLLECT_GRACE = 60  # extra time to copy results back from the nodes
 
@@ -115,8 +113,7 @@ class Job:
 
 def check_consistency(job: Job) -> None:
     """Reject values that are valid alone but not together."""
-    _check_grace(job)
-    environment, resources = job.environment, job.resources
+    environment = job.environment
     if environment.kind == "container" and environment.image is None and environment.base is None:
         raise SpecError(
             f'{job.source("environment.kind")} is "container", but there is no image.',
@@ -129,24 +126,4 @@ def check_consistency(job: Job) -> None:
             f'{job.source("environment.kind")} is "{environment.kind}", but there is no path.',
             hint=f"Set --{environment.kind} (or path in [environment]) to the environment's "
             f"folder{or_build}.",
-        )
-    if resources.mem_per_gpu is not None and resources.mem_per_node is not None:
-        raise SpecError(
-            f"{job.source('job.mem_per_gpu')} and {job.source('job.mem_per_node')} both set the "
-            "memory.",
-            hint="Use only one of them.",
-        )
-
-
-def _check_grace(job: Job) -> None:
-    grace, limit = job.resume.grace, job.resources.time
-    if grace is None or limit is None or not job.resume.requeue:
-        return
-    if grace < MIN_GRACE or grace * 2 >= limit:
-        raise SpecError(
-            f"{job.source('resume.grace')} is {show_seconds(grace)} and {job.source('job.time')} is"
-            f" {show_seconds(limit)}: the grace must be at least {MIN_GRACE} s and less than half"
-            " of the time limit.",
-            hint="Slurm acts on time limits every 30 s, and the ranks must finish a step and save:"
-            f" use {show_seconds(DEFAULT_GRACE)} and a longer limit, or add --no-requeue.",
         )

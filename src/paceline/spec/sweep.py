@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 
 from paceline.contract.redaction import redact_values
 from paceline.errors import SpecError
-from paceline.spec.settings import Tables, check, explain_flag
+from paceline.spec.settings import Tables, check, explain_flag, nearest
 from paceline.spec.toml import read_file
 from paceline.spec.training_tables import SweepTable
 from paceline.spec.typed_flags import Flag
@@ -131,7 +131,9 @@ def _read_space(space: Mapping[str, Any], path: Path, prefix: str = "") -> dict[
     found: dict[str, Any] = {}
     for name, value in space.items():
         key, words = f"{prefix}{name}", value if isinstance(value, dict) else {}
-        is_range = words.keys() & {*Range.model_fields, *FOREIGN}
+        is_range = words.keys() & {*Range.model_fields, *FOREIGN} or any(
+            nearest(word, RANGES) for word in words
+        )
         is_table = words and all(isinstance(each, (dict, list)) for each in words.values())
         if is_table and not is_range:
             found |= _read_space(words, path, f"{key}.")

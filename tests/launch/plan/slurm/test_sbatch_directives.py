@@ -49,6 +49,11 @@ def test_memory_per_gpu_is_counted_per_node() -> None:
 
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
+    ({"job.mem_per_gpu": "1G", "job.mem_per_node": "1G"}, "both set the memory.", "only one"),
+    *(
+        ({"job.time": time, "resume.grace": grace}, "at least 60 s and less than half", "2m")
+        for time, grace in (("2h", "10s"), ("2m", "75s"), ("3m", "55s"), ("10m", "5m"))
+    ),
     (
         {"launch.nproc": 8},
         "--launch.nproc asks for 8 ranks per node, but --job.gpus_per_node is 4",
