@@ -15,7 +15,13 @@ import pytest
 from paceline.agent.sweep_trial import main as trial_main
 from paceline.cli.commands import ps, show, sweep_show
 from paceline.contract.fitness import Measurement
-from paceline.contract.foreign_records import keep_valid, make, parse, read_bounded, read_objects
+from paceline.contract.foreign_records import (
+    keep_valid,
+    make,
+    parse_object,
+    read_bounded,
+    read_objects,
+)
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import SweepFolder
@@ -396,7 +402,7 @@ def test_parsed_values_are_checked() -> None:
         "other": 1
     }
     with pytest.raises(ValueError, match="nested too deeply"):
-        parse("[" * 100_000)
+        parse_object("[" * 100_000)
     with pytest.raises(ValueError, match="args should be"):
         make(LaunchSpec, {"run_id": "r", "program": "p", "args": [1]})
     with pytest.raises(ValueError, match="no program"):

@@ -168,8 +168,6 @@ def test_restarts_are_attempts_after_the_first(command: str) -> None:
         (flag.name, flag.key, flag.value)
         for flag in read_flags(typed(command, max_restarts="x"), {})
     ] == [("--max-restarts", "resume.max_attempts", "x")]
-    with pytest.raises(UsageError, match="Invalid --max-restarts -1: use at least 0"):
-        read_flags(typed(command, max_restarts="-1"), {})
 
 
 def test_invalid_numbers_are_left_to_validation() -> None:
@@ -332,8 +330,8 @@ def test_unknown_options_suggest_what_was_meant(typed: str, ours: str) -> None:
         ("submit --array=1-4 t.py", "No such option: --array.", "Use `paceline sweep`"),
         ("submit --master-port=1 t.py", "--master-port", "Paceline finds the nodes and a free"),
         ("submit --gpus a100:4 FILE", 'Invalid --gpus "a100:4": use a whole', "Write --gpus 4"),
-        ("run --env =x FILE", "--env has no name and value: =x.", "Type it as --env NAME=VALUE."),
-        ("run --env --x FILE", "--env has no name and value: --x.", "Type it as"),
+        ("run --env =x FILE", "use letters, digits and _ in the name of a variable", ""),
+        ("run --env --x FILE", "Invalid --env --x: the variable is not set here.", ""),
         ("run --notify-on foo FILE", 'Invalid --notify-on "foo": use one of done', ""),
         ("ui --port x", "--port", "See `paceline ui --help`"),
         ("sandbox upp", "upp", "See `paceline sandbox --help`"),

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from paceline.agent.workers.variables import compile_cache
 
 from paceline.agent.workers import compile_cache
 from paceline.agent.workers.compile_cache import (
