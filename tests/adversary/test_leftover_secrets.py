@@ -18,7 +18,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import Search, SweepFolder
 from paceline.launch.actions import cancel_run
 from paceline.launch.environment.activation import environment_file
-from paceline.launch.environment_file import secret_names, without_secrets
+from paceline.launch.environment_file import forget_secrets, secret_names
 from paceline.launch.secrets import Secrets
 from paceline.slurm.job_states import JobState
 from paceline.spec.job import Program
@@ -117,11 +117,16 @@ def test_secrets_come_last_in_the_environment_file(tmp_path: Path) -> None:
         job, environ, Secrets({"LATER": f"{HUSH}\n# Secrets until"}, {"LATER": ".env"})
     )
     assert secret_names(text) == ["https_proxy", "LATER", "A_KEY"]
-    reduced = without_secrets(text)
+    path = tmp_path / "environment.sh"
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="utf-8")
+    assert forget_secrets(path)
+    reduced = path.read_text(encoding="utf-8")
     assert HUSH not in reduced
     assert "export PLAIN=2\n" in reduced
     assert reduced.endswith("paceline_require_secrets https_proxy LATER A_KEY\n")
-    assert without_secrets(reduced) == reduced
+    assert forget_secrets(path)
+    assert path.read_text(encoding="utf-8") == reduced
 
 
 def write_environment(path: Path) -> Path:

@@ -86,7 +86,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "job.mem_per_gpu": "32G",
         "job.cpus_per_gpu": 12,
         "job.partition": "gpu,long",
-        "job.extra": ["--switches=1", "--gres-flags", "enforce-binding", "-k"],
+        "job.extra": ["--switches=1", "--gres-flags", "enforce-binding", "--no-kill"],
         "environment.setup": ["ulimit -n 65536"],
         "environment.secrets": ["WANDB_API_KEY"],
         "environment.variables": {"GREETING": 'it\'s a, "b"\nand $c'},

@@ -1,7 +1,6 @@
 """Snapshots of the project's code, named by their content and shared by all runs with equal code.
 
-Copies are read-only, verified before they are used again, and nobody may do more with a copy than
-with its source.
+Copies are read-only, their owner's alone, and verified before they are used again.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import stat
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -52,8 +51,7 @@ CLUTTER = (
     ".DS_Store",
 )
 
-# Permissions and a digest of the content, by name. A folder has no digest; a link has only that of
-# its target.
+# Permissions and a digest of the content, by name. A folder has no digest; a link has its target.
 Contents = dict[str, tuple[int, str]]
 
 
@@ -81,8 +79,7 @@ class CodeList:
 class CodeTooLarge(EnvironmentProblem):
     """The code is more than may be copied."""
 
-    largest: Sequence[str] = ()  # files; or the folder that has most of them, if they are too many
-    is_count: bool = False  # whether they are too many
+    most = ""  # the file or folder that has most of it
 
 
 # -- which files
@@ -90,17 +87,11 @@ class CodeTooLarge(EnvironmentProblem):
 
 
 def list_code(
-    folder: Path,
-    *,
-    limit: int,
-    exclude: Sequence[str] = (),
-    exclude_paths: Iterable[Path] = (),
-    travels: bool = False,
+    folder: Path, *, limit: int, exclude: Sequence[str] = (), exclude_paths: Iterable[Path] = ()
 ) -> CodeList:
     """List the code in `folder`; raise an error if it is larger than `limit` bytes.
 
-    `exclude_paths` are folders without code, such as run folders inside the project. If the code
-    `travels` to another machine, it is also an error if git cannot say which files it ignores.
+    `exclude_paths` are folders without code, such as run folders inside the project.
     """
     folder = folder.resolve()
     if folder.parent == folder or folder == Path(os.path.expanduser("~")).resolve():
@@ -109,44 +100,34 @@ def list_code(
             "not a project.",
             hint="Put your script into a folder of its own, and run the command there.",
         )
-    names, secrets = find_code(
-        folder, exclude=exclude, exclude_paths=exclude_paths, travels=travels
-    )
+    names, secrets = find_code(folder, exclude=exclude, exclude_paths=exclude_paths)
     sizes = _measure(folder, names)
     size, count = sum(sizes.values()), len(sizes)
-    if count > MAX_FILES:
-        folders = Counter(name.partition("/")[0] for name in names if "/" in name)
-        amount, least = f"more than {MAX_FILES:,} files", "Most are in"
-        largest = [name for name, _ in folders.most_common(1)]
-        listed = ", ".join(largest)
-    elif size > limit:
-        amount, least = f"{show_size(size)}, at most {show_size(limit)} allowed", "The largest:"
-        largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
-        listed = ", ".join(f"{name} ({show_size(sizes[name])})" for name in largest)
-    else:
+    if size <= limit and count <= MAX_FILES:
         return CodeList(folder, sizes, tuple(secrets))
+    parts: Counter[str] = Counter()
+    for name, each in sizes.items():
+        parts[name.partition("/")[0]] += each if size > limit else 1
+    ((most, _),) = parts.most_common(1)
     problem = CodeTooLarge(
-        f"The code in {folder} is too large: {amount}. {least} {listed}.",
-        hint="Add data to .gitignore or to exclude in [project], raise snapshot_limit, or pass "
-        "--no-snapshot.",
+        f"The code in {folder} is too large: {show_size(size)} in {count:,} files, at most "
+        f"{show_size(limit)} in {MAX_FILES:,} allowed. Most is in {most}.",
+        hint=f"If {most} is data, add it to .gitignore or to exclude in [project]. If it is code, "
+        "raise snapshot_limit, or pass --no-snapshot.",
     )
-    problem.largest, problem.is_count = largest, count > MAX_FILES
+    problem.most = most
     raise problem
 
 
 def find_code(
-    folder: Path,
-    *,
-    exclude: Sequence[str] = (),
-    exclude_paths: Iterable[Path] = (),
-    travels: bool = False,
+    folder: Path, *, exclude: Sequence[str] = (), exclude_paths: Iterable[Path] = ()
 ) -> tuple[list[str], list[str]]:
     """Return the names of the files to copy, sorted; and the secrets that are not copied."""
     folder, patterns = folder.resolve(), tuple(exclude)
     excluded = tuple(f"{path.resolve()}/" for path in exclude_paths)
     names: list[str] = []
     secrets: list[str] = []
-    for name in _list(folder, travels=travels):
+    for name in _list(folder):
         parts = name.split("/")
         if BYTECODE in parts or f"{folder}/{name}/".startswith(excluded):
             continue
@@ -162,9 +143,9 @@ def _with_parents(parts: Sequence[str]) -> Iterator[str]:
     return accumulate(parts, "{}/{}".format)
 
 
-def _list(folder: Path, *, travels: bool) -> list[str]:
+def _list(folder: Path) -> list[str]:
     """Return tracked, changed and new files as git lists them, with those of repositories inside
-    this one; without git, everything but clutter.
+    this one; outside of repositories, everything but clutter.
     """
     sent = read_sent_code(folder)
     if sent is not None:  # listed where it came from
@@ -179,23 +160,19 @@ def _list(folder: Path, *, travels: bool) -> list[str]:
                 _git(folder, "init", "--quiet", "--bare", "--template=", place)
                 listed = _git(folder, f"--git-dir={place}", f"--work-tree={folder}", *rules)
     except GIT_FAILURES as problem:
-        names = list(_walk(folder))
-        has_rules = any(os.path.basename(name) == ".gitignore" for name in names)
-        if travels and (has_rules or repository_root(folder) is not None):
-            said = getattr(problem, "stderr", b"").decode(errors="replace").strip() or problem
-            raise EnvironmentProblem(
-                f"git cannot list the files of {folder}, so Paceline cannot tell which ones it "
-                f"ignores: {said}",
-                hint="Nothing was sent. Try `git status` there, and fix what it reports.",
-            ) from None
-        return names
+        said = getattr(problem, "stderr", b"").decode(errors="replace").strip() or problem
+        raise EnvironmentProblem(
+            f"git cannot list the files of {folder}, so Paceline cannot tell which ones it "
+            f"ignores: {said}",
+            hint="Try `git status` there, and fix what it reports.",
+        ) from None
     names = []
     for name in dict.fromkeys(os.fsdecode(listed).split("\0")):
         path = folder / name
         if path.is_symlink() or not path.is_dir():
             names.append(name)
         elif name and (path / ".git").exists():  # a submodule, or a repository inside this one
-            names += [f"{name.rstrip('/')}/{inner}" for inner in _list(path, travels=travels)]
+            names += [f"{name.rstrip('/')}/{inner}" for inner in _list(path)]
     venvs = [name.removesuffix("pyvenv.cfg") for name in names if name.endswith("/pyvenv.cfg")]
     return [name for name in names if not name.startswith(tuple(venvs))]
 
@@ -207,20 +184,6 @@ def _git(folder: Path, *args: str) -> bytes:
         stdin=subprocess.DEVNULL,
         check=True,
     ).stdout
-
-
-def _walk(folder: Path) -> Iterator[str]:
-    for root, folders, files in os.walk(folder):
-        folders[:] = [
-            name
-            for name in folders
-            if not matches(name, CLUTTER)
-            and not os.path.exists(os.path.join(root, name, "pyvenv.cfg"))
-        ]
-        links = [name for name in folders if os.path.islink(os.path.join(root, name))]
-        for name in (*files, *links):
-            if not matches(name, CLUTTER):
-                yield os.path.relpath(os.path.join(root, name), folder)
 
 
 def _measure(folder: Path, names: Iterable[str]) -> dict[str, int]:
@@ -277,7 +240,7 @@ def _store(folder: Path, names: Iterable[str], store: Path) -> Path:
     collide. It takes the place of one from which a clean-up of old files has removed some.
     """
     store.mkdir(parents=True, exist_ok=True)
-    wanted = _read_source(folder, names, _narrowed(store))
+    wanted = _read_source(folder, names)
     expected = store / _digest(wanted)
     if _is_intact(expected, wanted):
         return expected
@@ -315,16 +278,17 @@ def _digest(contents: Contents) -> str:
     return total.hexdigest()[:20]
 
 
-def _read_source(
-    folder: Path, names: Iterable[str], narrowed: Callable[[os.stat_result], int]
-) -> Contents:
+def _read_source(folder: Path, names: Iterable[str]) -> Contents:
     """Return what a copy of these files has, with the folders that they are in."""
-    found: Contents = {}
+    found: Contents = {"": (0o700, "")}
     for name in names:
-        for part in ("", *_with_parents(name.split("/"))):
+        for part in _with_parents(name.split("/")):
             try:
                 if part not in found:
-                    found[part] = _read(folder / part, narrowed)
+                    mode, digest = _read(folder / part)
+                    # the copy is its owner's alone, who can enter folders and execute programs
+                    own = mode & 0o100 | 0o400 if digest else 0o700
+                    found[part] = (own if mode else 0, digest)
             except FileNotFoundError:  # deleted since it was listed
                 continue
             except OSError as error:
@@ -332,17 +296,11 @@ def _read_source(
                     f"Cannot copy {folder / part}: {error.strerror}.",
                     hint="Fix its permissions, add it to .gitignore, or pass --no-snapshot.",
                 ) from None
-    root, _ = found.setdefault("", (0o700, ""))
-    for parent in folder.parents:  # who cannot reach the project cannot reach its copy
-        entered = parent.stat().st_mode
-        root &= 0o700 | (0o070 if entered & 0o010 else 0) | (0o007 if entered & 0o001 else 0)
-    found[""] = (root, "")
     return found
 
 
 def _read_copy(copy: Path) -> Contents:
-    names = ("", *list_copy(copy))
-    return {name: _read(copy / name, lambda status: status.st_mode & 0o7777) for name in names}
+    return {name: _read(copy / name) for name in ("", *list_copy(copy))}
 
 
 def list_copy(copy: Path) -> Iterator[str]:
@@ -353,44 +311,25 @@ def list_copy(copy: Path) -> Iterator[str]:
             yield os.path.relpath(os.path.join(root, name), copy)
 
 
-def _read(path: Path, mode: Callable[[os.stat_result], int]) -> tuple[int, str]:
+def _read(path: Path) -> tuple[int, str]:
     if path.is_symlink():
-        return 0, hashlib.sha256(os.fsencode(os.readlink(path))).hexdigest()
+        return 0, f"link to {os.readlink(path)}"
     if path.is_dir():
-        return mode(path.stat()), ""
+        return stat.S_IMODE(path.stat().st_mode), ""
     total = hashlib.sha256()
     with open(open_without_waiting(path), "rb", buffering=0) as file:
         while content := file.read(BLOCK):
             total.update(content)
-        return mode(os.fstat(file.fileno())), total.hexdigest()
-
-
-def _narrowed(store: Path) -> Callable[[os.stat_result], int]:
-    """Return what gives the permissions of a copy in the store: those of its source, without
-    writing.
-    """
-    status = store.stat()
-    group = status.st_gid if status.st_mode & stat.S_ISGID else os.getegid()
-
-    def narrowed(source: os.stat_result) -> int:
-        is_folder = stat.S_ISDIR(source.st_mode)
-        mode = source.st_mode & (0o755 if is_folder else 0o555)
-        if source.st_gid != group:  # the copy's group has no special rights
-            mode = mode & 0o707 | (mode & 0o007) << 3
-        return mode | (0o700 if is_folder else 0)
-
-    return narrowed
+        return stat.S_IMODE(os.fstat(file.fileno()).st_mode), total.hexdigest()
 
 
 def _copy(folder: Path, wanted: Contents, target: Path) -> None:
-    folders = [name for name in sorted(wanted) if not wanted[name][1]]
-    for name in folders:
-        (target / name).mkdir(mode=0o700)
-    for name in wanted.keys() - folders:
-        copy = target / name
+    for name in sorted(wanted):
+        mode, digest = wanted[name]
+        if not digest:
+            (target / name).mkdir(mode=mode)
+            continue
         with suppress(FileNotFoundError):  # deleted since it was listed
-            shutil.copyfile(folder / name, copy, follow_symlinks=False)
-            if not copy.is_symlink():
-                copy.chmod(wanted[name][0])
-    for name in reversed(folders):
-        (target / name).chmod(wanted[name][0])
+            shutil.copyfile(folder / name, target / name, follow_symlinks=False)
+            if not (target / name).is_symlink():
+                (target / name).chmod(mode)

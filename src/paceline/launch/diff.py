@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,46 +19,15 @@ from paceline.launch.submission import run_folders_inside
 from paceline.spec.file_owner import require_own_folder
 from paceline.spec.run_path import run_path_of
 
-ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 LARGE = 2**20  # bytes; the lines of larger files are not compared
 
 
 @dataclass(frozen=True)
-class Difference:
-    """One file that differs. `lines` is a unified diff without line endings; empty if it cannot be
-    shown.
-    """
-
-    name: str
-    kind: str  # added, removed or changed since the run was started
-    note: str = ""  # why there are no lines
-    lines: tuple[str, ...] = ()
-
-    @property
-    def added(self) -> int:
-        return sum(line.startswith("+") for line in self.lines[2:])
-
-    @property
-    def removed(self) -> int:
-        return sum(line.startswith("-") for line in self.lines[2:])
-
-
-@dataclass(frozen=True)
 class RunDifference:
-    """How a project has changed since a run was started. `notes` say what else the run uses."""
+    """How a project has changed since a run was started, as one unified diff."""
 
     project: Path
-    files: list[Difference]
-    notes: list[str]
-
-    def to_text(self) -> str:
-        """Return it as one unified diff."""
-        lines: list[str] = []
-        for each in self.files:
-            lines += each.lines or [
-                f"diff {each.name}: {each.kind}{f' ({each.note})' if each.note else ''}"
-            ]
-        return "\n".join(lines)
+    text: str
 
 
 def compare_run(folder: RunFolder) -> RunDifference:
@@ -95,19 +64,13 @@ def compare_run(folder: RunFolder) -> RunDifference:
         exclude=settings.get("exclude", ()),
         exclude_paths=[*run_folders_inside(project, run_path_of(folder)), *named],
     )
-    notes = []
-    if record.get("backend") == "slurm" and settings.get("workdir") != "snapshot":
-        notes = [
-            "this run imports its code from the copy, but reads other files from the project as it "
-            "is now"
-        ]
-    return RunDifference(project, found, notes)
+    return RunDifference(project, "\n".join(found))
 
 
 def compare_code(
     then: Path, now: Path, *, exclude: Sequence[str] = (), exclude_paths: Iterable[Path] = ()
-) -> list[Difference]:
-    """Return the differences between a snapshot and the project, by the rules that the snapshot
+) -> Iterator[str]:
+    """Yield the lines of a diff between a snapshot and the project, by the rules that the snapshot
     was made by.
     """
     after, _ = find_code(now, exclude=exclude, exclude_paths=exclude_paths)
@@ -115,16 +78,18 @@ def compare_code(
         {name: content for name in names if (content := _read(folder / name)) is not None}
         for folder, names in ((then, list_copy(then)), (now, after))
     ]
-    found = []
     for name in sorted({*contents[0], *contents[1]}):
-        before, content = (each.get(name) for each in contents)
-        if content is None:
-            found.append(Difference(name, REMOVED))
-        elif before is None:
-            found.append(Difference(name, ADDED))
-        elif before != content:
-            found.append(_compare(name, before, content))
-    return found
+        old, new = (each.get(name) for each in contents)
+        if old is None or new is None:
+            yield f"diff {name}: {'added' if old is None else 'removed'}"
+        elif max(len(old), len(new)) > LARGE or b"\0" in old + new:
+            if old != new:
+                yield f"diff {name}: changed ({show_size(len(old))} -> {show_size(len(new))})"
+        else:
+            lines, lines_now = (each.decode(errors="replace").splitlines() for each in (old, new))
+            yield from difflib.unified_diff(
+                lines, lines_now, f"run/{name}", f"now/{name}", lineterm=""
+            )
 
 
 def _read(path: Path) -> bytes | None:
@@ -132,18 +97,3 @@ def _read(path: Path) -> bytes | None:
     if path.is_symlink():
         return os.fsencode(os.readlink(path))
     return path.read_bytes() if path.is_file() else None
-
-
-def _compare(name: str, *contents: bytes) -> Difference:
-    """Compare a file then with the same now."""
-    sizes = [len(content) for content in contents]
-    if max(sizes) > LARGE:
-        return Difference(name, CHANGED, f"large: {' -> '.join(map(show_size, sizes))}")
-    try:
-        then, now = (content.decode().splitlines() for content in contents)
-        if b"\0" in b"".join(contents):
-            raise ValueError("no text has this")
-    except ValueError:
-        return Difference(name, CHANGED, f"binary: {sizes[0]:,} -> {sizes[1]:,} bytes")
-    lines = tuple(difflib.unified_diff(then, now, f"run/{name}", f"now/{name}", lineterm=""))
-    return Difference(name, CHANGED, "" if lines else "line endings", lines)

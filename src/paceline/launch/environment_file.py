@@ -5,6 +5,7 @@ over.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from paceline.contract.files import open_own_file
@@ -25,15 +26,17 @@ def read_secret_names(path: Path) -> list[str]:
 
 
 def forget_secrets(path: Path) -> bool:
-    """Remove the values of the secrets, and keep their names. Return whether none are left."""
+    """Remove the values of the secrets, and keep their names, as stop_and_requeue.sh does. Return
+    whether none are left.
+    """
     try:
         text = _read(path)
-        if secret_names(text):
-            write_atomically(path, without_secrets(text), mode=0o600)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
+        if names := secret_names(text):
+            kept = text[: text.index(SECRETS_MARK)]
+            kept += f"paceline_require_secrets {' '.join(names)}\n"
+            write_atomically(path, kept, mode=0o600)
+    except OSError as problem:
+        return isinstance(problem, FileNotFoundError)
     return True
 
 
@@ -47,17 +50,5 @@ def _read(path: Path) -> str:
 
 def secret_names(text: str) -> list[str]:
     """Return the names of the secrets whose values are in an environment file."""
-    for line in text.splitlines():
-        if line.startswith(SECRETS_MARK):
-            return line[len(SECRETS_MARK) :].split()
-    return []
-
-
-def without_secrets(text: str) -> str:
-    """Return an environment file that asks for its secrets instead of setting them, as
-    stop_and_requeue.sh does.
-    """
-    names = secret_names(text)
-    if not names:
-        return text
-    return f"{text[: text.index(SECRETS_MARK)]}paceline_require_secrets {' '.join(names)}\n"
+    line = re.search(f"^{SECRETS_MARK}(.*)", text, re.MULTILINE)
+    return line[1].split() if line else []

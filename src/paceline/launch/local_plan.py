@@ -18,7 +18,6 @@ from paceline.launch.secrets import (
     Secrets,
     choose_secrets,
     hidden_variables,
-    note_missing,
     plain_variables,
 )
 from paceline.spec.job import Job
@@ -157,7 +156,6 @@ def plan_local(
     style, notes = choose_style(job, machine)
     # Secrets go to the agents' environment: the launch spec is a file.
     secrets = choose_secrets(job, environ=environ or {}, file_secrets=file_secrets, in_a_job=False)
-    notes += note_missing(job, secrets)
     variables = plain_variables(job)
     if job.runtime.cpu and machine.gpus:
         # for scripts that choose their device without the runtime

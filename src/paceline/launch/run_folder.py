@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import glob
 import json
 import os
@@ -128,17 +127,9 @@ def find_run(name: str, scratch: Path) -> RunFolder:
             f"{name!r} matches {len(matches)} runs: {newest}{more}.",
             hint="Give the run's id, or more of it.",
         )
-    words = {
-        word: path
-        for path in known
-        for word in (path.name, _read_details(path).get("name"))
-        if word
-    }
-    close = filter(lambda word: is_own_folder(words[word]), difflib.get_close_matches(name, words))
-    suggestion = next((f"Did you mean {word!r}? " for word in close), "")
     raise RunNotFound(
         f"There is no run {name!r} in {scratch}.",
-        hint=f"{suggestion}{_elsewhere()}Give a run's id, the start or end of it, its name or the "
+        hint=f"{_elsewhere()}Give a run's id, the start or end of it, its name or the "
         "start of that, its job id, or its folder. For another user's run, give the whole id or "
         f"the folder. `{to_type('ps')}` lists runs.",
     )

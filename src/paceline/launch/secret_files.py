@@ -149,36 +149,9 @@ def is_secret(path: str) -> bool:
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
     """Return whether a name matches one of these shell patterns."""
-    return _Patterns.of(patterns).match(name)
+    return _expression(patterns).match(name) is not None
 
 
-class _Patterns:
-    """Shell patterns, for thousands of names. Most are compared as text: expressions take long to
-    compile.
-    """
-
-    def __init__(self, patterns: tuple[str, ...]) -> None:
-        starts, ends, others = [], [], []
-        self._whole = {pattern for pattern in patterns if not _is_special(pattern)}
-        for pattern in set(patterns) - self._whole:
-            if pattern.startswith("*") and not _is_special(pattern[1:]):
-                ends.append(pattern[1:])
-            elif pattern.endswith("*") and not _is_special(pattern[:-1]):
-                starts.append(pattern[:-1])
-            else:
-                others.append(fnmatch.translate(pattern))
-        self._starts, self._ends = tuple(starts), tuple(ends)
-        self._others = re.compile("|".join(others) or r"(?!)")
-
-    @classmethod
-    @functools.lru_cache
-    def of(cls, patterns: tuple[str, ...]) -> _Patterns:
-        return cls(patterns)
-
-    def match(self, name: str) -> bool:
-        plain = name in self._whole or name.startswith(self._starts) or name.endswith(self._ends)
-        return plain or self._others.match(name) is not None
-
-
-def _is_special(pattern: str) -> bool:
-    return any(character in pattern for character in "*?[")
+@functools.lru_cache
+def _expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")

@@ -83,7 +83,8 @@ def choose_secrets(
     """Return the secrets from files, and those that `secrets` and `[notify] webhook` name; what is
     set here wins.
 
-    `in_a_job`: a batch script carries them, and one that is named but found nowhere is an error.
+    `in_a_job`: a batch script carries them. One that is named but found nowhere is an error there,
+    and everywhere if it was typed.
     """
     named = _named(job)
     origins = {name: f"{source} sets" for name, source in file_secrets.sources.items()}
@@ -97,23 +98,13 @@ def choose_secrets(
             values[name], sources[name] = environ[name], FROM_SHELL
         elif name in file_secrets.values:
             values[name], sources[name] = file_secrets.values[name], file_secrets.sources[name]
-        elif in_a_job:
-            raise _missing(job, name, named[name])
+        elif in_a_job or job.is_typed(named[name]):
+            raise SpecError(
+                f"{origin} {name}, which is not set here or in a secrets file.",
+                hint=f"Export {name} first, write it to ~/.config/paceline/secrets.env, or "
+                "remove it.",
+            )
     return Secrets(values, sources)
-
-
-def note_missing(job: Job, found: Secrets) -> list[str]:
-    """Return a note on each secret that a file names and that is set nowhere; raise for one that
-    was typed.
-    """
-    notes = []
-    for name, key in _named(job).items():
-        if name in found.values or name in job.environment.variables:
-            continue
-        if job.is_typed(key):
-            raise _missing(job, name, key)
-        notes.append(f"{job.source(key)} names {name}, which is not set here")
-    return notes
 
 
 def _named(job: Job) -> dict[str, str]:
@@ -124,13 +115,6 @@ def _named(job: Job) -> dict[str, str]:
         else {}
     )
     return {**webhook, **dict.fromkeys(job.environment.secrets, "environment.secrets")}
-
-
-def _missing(job: Job, name: str, key: str) -> SpecError:
-    return SpecError(
-        f"{job.source(key)} names {name}, which is not set here or in a secrets file.",
-        hint=f"Export {name} first, write it to ~/.config/paceline/secrets.env, or remove it.",
-    )
 
 
 def _check_name(name: str, source: str, *, script: bool) -> None:

@@ -238,16 +238,13 @@ def _ended(folder: RunFolder | None, state: JobState | None) -> str | None:
     """Return how a run or a job has ended; None if it has not, or if nobody knows."""
     if state is not None and state.phase != ENDED:
         return None
-    if folder is not None:
-        holder = find_holder(folder)
-        verdict = read_verdict(holder.job_start.verdict) if holder is not None else None
-        if verdict == DONE:
-            return DONE
-        if folder.cancelled.exists():
-            return "cancelled"
-        if state is None:
-            return FAILED if verdict == FAILED else None
-    return state.label if state is not None else None
+    holder = find_holder(folder) if folder is not None else None
+    verdict = read_verdict(holder.job_start.verdict) if holder is not None else None
+    if verdict == DONE:
+        return DONE
+    if folder is not None and folder.cancelled.exists():
+        return "cancelled"
+    return state.label if state is not None else FAILED if verdict == FAILED else None
 
 
 # -- the files of a submission

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from paceline.errors import ClusterError, PacelineError
 from paceline.slurm.commands import error_text
@@ -157,7 +157,7 @@ def _check_hardware(job: Job, plan: BatchJob, partition: Partition) -> Finding |
             PROBLEM,
             f"{job.source('job.gpus_per_node')} is {counts.gpus}, but too few nodes in partition "
             f"{name} have them.",
-            f"{_fewer_gpus(plan, partition, gpu_type)} It has {listed}.",
+            f"Ask for fewer, or choose another --partition. It has {listed}.",
         )
     cores = counts.cpus_per_task * counts.tasks_per_node
     if partition.count_nodes(gpus=counts.gpus, gpu_type=gpu_type, cpus=cores) < counts.nodes:
@@ -185,21 +185,6 @@ def _check_hardware(job: Job, plan: BatchJob, partition: Partition) -> Finding |
             f"Its nodes have up to {slurm_size(available)}.",
         )
     return None
-
-
-def _fewer_gpus(plan: BatchJob, partition: Partition, gpu_type: str | None) -> str:
-    """Return what to ask for instead of GPUs that too few nodes have."""
-    counts = range(plan.task_counts.gpus - 1, 0, -1)
-    nodes = plan.task_counts.nodes
-    fits = next(
-        (each for each in counts if partition.count_nodes(gpus=each, gpu_type=gpu_type) >= nodes),
-        None,
-    )
-    return (
-        "Choose another --partition."
-        if fits is None
-        else f"Use --gpus {fits}, or another --partition."
-    )
 
 
 def _mebibytes(size: str | None) -> int:
@@ -255,74 +240,39 @@ def _unusable_nodes(job: Job, plan: BatchJob, partitions: Sequence[Partition]) -
     )
 
 
-Explanation = Callable[[Job, Sequence[Partition]], str]
-
-
-def _list_associations(job: Job, partitions: Sequence[Partition]) -> str:
-    return (
-        "List your accounts with `sacctmgr show associations user=$USER "
-        "format=account,partition,qos`."
-    )
-
-
-def _list_features(job: Job, partitions: Sequence[Partition]) -> str:
-    known = sorted(
-        {name for partition in partitions for kind in partition.kinds for name in kind.features}
-    )
-    return f"The nodes' features are: {', '.join(known) or 'none'}."
-
-
-def _list_partitions(job: Job, partitions: Sequence[Partition]) -> str:
-    return f"The partitions are: {', '.join(partition.name for partition in partitions)}."
-
-
-def _list_gpus(job: Job, partitions: Sequence[Partition]) -> str:
-    listed = {
-        f"{name or 'gpu'} x {count} in {partition.name}"
-        for partition in partitions
-        for name, count in partition.gpu_types.items()
-    }
-    return f"The nodes' GPUs are: {', '.join(sorted(listed)) or 'none'}."
-
-
+_ASSOCIATIONS = (
+    "List your accounts with `sacctmgr show associations user=$USER format=account,partition,qos`."
+)
 # Pattern in sbatch's message -> the key that caused the rejection, and a hint.
-_REJECTIONS: tuple[tuple[str, str, Explanation], ...] = (
-    ("partition", "job.partition", _list_partitions),
-    ("account", "job.account", _list_associations),
-    ("qos", "job.qos", _list_associations),
-    ("feature", "job.constraint", _list_features),
-    ("generic resource|gres", "job.gpus_per_node", _list_gpus),
-    (
-        "reservation",
-        "job.reservation",
-        lambda job, partitions: "List reservations with `scontrol show reservation`.",
-    ),
-    ("node name", "job.nodelist", lambda job, partitions: "List nodes with `sinfo -a -N`."),
-    (
-        "time limit",
-        "job.time",
-        lambda job, partitions: "List the limits with `sinfo -a -o '%P %l'`.",
-    ),
+_REJECTIONS = (
+    ("partition", "job.partition", "List the partitions with `sinfo -a -s`."),
+    ("account", "job.account", _ASSOCIATIONS),
+    ("qos", "job.qos", _ASSOCIATIONS),
+    ("feature", "job.constraint", "List the nodes' features with `sinfo -a -o '%P %f'`."),
+    ("generic resource|gres", "job.gpus_per_node", "List the GPUs with `sinfo -a -o '%P %G'`."),
+    ("reservation", "job.reservation", "List reservations with `scontrol show reservation`."),
+    ("node name", "job.nodelist", "List nodes with `sinfo -a -N`."),
+    ("time limit", "job.time", "List the limits with `sinfo -a -o '%P %l'`."),
     (
         "[Mm]emory",
         "job.mem_per_node",
-        lambda job, partitions: "List the nodes' memory, in MB, with `sinfo -a -e -o '%P %D %m'`.",
+        "List the nodes' memory, in MB, with `sinfo -a -e -o '%P %D %m'`.",
     ),
-    ("node configuration", "job.gpus_per_node", _list_gpus),
+    ("node configuration", "job.gpus_per_node", "List the GPUs with `sinfo -a -o '%P %G'`."),
     (
         "unrecognized option|invalid option|ambiguous",
         "job.extra",
-        lambda job, partitions: "List the options with `sbatch --help`.",
+        "List the options with `sbatch --help`.",
     ),
-    ("dependency", "job.dependency", lambda job, partitions: "Write it like afterok:1234."),
+    ("dependency", "job.dependency", "Write it like afterok:1234."),
 )
 
 
 def explain_rejection(
     job: Job, plan: BatchJob, partitions: Sequence[Partition], reason: str
 ) -> PacelineError:
-    """Return Slurm's message as an error that names the option at fault and the values that
-    exist.
+    """Return Slurm's message as an error that names the option at fault, and how to list what
+    exists.
     """
     if re.search(_NO_NODES, reason, re.IGNORECASE) and (
         gone := _unusable_nodes(job, plan, partitions)
@@ -331,12 +281,10 @@ def explain_rejection(
             f"Slurm rejected the job: {reason}. Too few nodes that fit it are up: {gone}.",
             hint=f"Submit it again once they are back, or ask for less. {_WHY_UNUSABLE}",
         )
-    for pattern, key, explanation in _REJECTIONS:
+    for pattern, key, hint in _REJECTIONS:
         if re.search(pattern, reason, re.IGNORECASE):
             source = f" ({job.source(key)})" if job.is_set(key) else ""
-            return ClusterError(
-                f"Slurm rejected the job: {reason}{source}.", hint=explanation(job, partitions)
-            )
+            return ClusterError(f"Slurm rejected the job: {reason}{source}.", hint=hint)
     return ClusterError(
         f"Slurm rejected the job: {reason}.", hint="Inspect the script with --dry-run."
     )

@@ -160,27 +160,6 @@ _OWNED = {
         if "submit" in option.commands and option.key != "job.extra"
     },
 }
-_SHORT = {
-    "N": "nodes",
-    "n": "ntasks",
-    "c": "cpus-per-task",
-    "G": "gpus",
-    "t": "time",
-    "p": "partition",
-    "A": "account",
-    "q": "qos",
-    "C": "constraint",
-    "w": "nodelist",
-    "x": "exclude",
-    "J": "job-name",
-    "d": "dependency",
-    "o": "output",
-    "e": "error",
-    "D": "chdir",
-    "W": "wait",
-    "a": "array",
-}
-_WITHOUT_VALUE = "hHIkOQsuvVW"  # short options; others may follow in the same word
 
 
 def _extra(job: Job, ours: Iterable[Directive]) -> list[Directive]:
@@ -193,10 +172,10 @@ def _extra(job: Job, ours: Iterable[Directive]) -> list[Directive]:
             args.append(arg)
     found = []
     for arg in args:
-        match = re.fullmatch(r"--([a-z][a-z0-9-]*)(?:=(.*))?|-([A-Za-z])(.*)", arg, re.DOTALL)
+        match = re.fullmatch(r"--([a-z][a-z0-9-]*)(?:=(.*))?", arg, re.DOTALL)
         if match is None or "\n" in arg:
             raise SpecError(
-                f"{job.source('job.extra')} has {arg!r}, which is not an option of sbatch.",
+                f"{job.source('job.extra')} has {arg!r}, which is not a long option of sbatch.",
                 hint="Write an option such as --sbatch-arg=--switches=1.",
             )
         gpu_gres = (
@@ -205,8 +184,7 @@ def _extra(job: Job, ours: Iterable[Directive]) -> list[Directive]:
             and any(each.option == "gres" for each in ours)
         )
         # sbatch takes any unique beginning of an option.
-        options = [match[1]] if match[1] else _short_options(arg)
-        owned = next((name for name in _OWNED for each in options if name.startswith(each)), "")
+        owned = next((name for name in _OWNED if name.startswith(match[1])), "")
         if owned or gpu_gres:
             hint = _OWNED.get(owned, "--gpus")
             raise SpecError(
@@ -214,16 +192,6 @@ def _extra(job: Job, ours: Iterable[Directive]) -> list[Directive]:
                 hint=hint if hint.endswith(".") else f"Use {hint} instead.",
             )
         found.append(Directive(arg))
-    return found
-
-
-def _short_options(arg: str) -> list[str]:
-    """Return the full names of the short options in one word: `-HN2` is -H and -N 2."""
-    found = []
-    for letter in arg[1:]:
-        found.append(_SHORT.get(letter, f"-{letter}"))
-        if letter not in _WITHOUT_VALUE:
-            break
     return found
 
 

@@ -12,7 +12,7 @@ import os
 import secrets
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,34 +81,26 @@ def pack_code(
             limit=limit,
             exclude=job.project.exclude,
             exclude_paths=[*runs, *secret_files(job, environ)],
-            travels=True,
         )
     except CodeTooLarge as problem:  # a job without a snapshot needs the code, too
-        raise EnvironmentProblem(
-            problem.message, hint=_instead(problem.largest, cluster, is_count=problem.is_count)
-        ) from None
+        raise EnvironmentProblem(problem.message, hint=_instead(problem.most, cluster)) from None
     code = _describe(job.folder, listed.folder, listed.sizes)
     parcel = Parcel(listed.folder, code, listed.skipped_secrets, is_own)
     if parcel.size > limit:  # holes count on the way
         name = max(code.files, key=lambda each: code.files[each][1])
         raise EnvironmentProblem(
             f"The code in {job.folder} is too large: {name} has {show_size(code.files[name][1])}.",
-            hint=_instead([name], cluster),
+            hint=_instead(name, cluster),
         )
     return parcel
 
 
-def _instead(largest: Sequence[str], cluster: str, *, is_count: bool = False) -> str:
+def _instead(name: str, cluster: str) -> str:
     """Return what to do with code that is too large to send, or has too many files."""
-    name = quote(largest[0]) if largest else "FOLDER" if is_count else "FILE"
-    more = (
-        "No option raises the number of files."
-        if is_count
-        else "If it is code, raise snapshot_limit."
-    )
     return (
         "If it is data, add it to .gitignore or to exclude in [project], and send it with"
-        f" `paceline data push {name} --on {quote(cluster)}`. {more}"
+        f" `paceline data push {quote(name)} --on {quote(cluster)}`. If it is code, raise "
+        "snapshot_limit."
     )
 
 

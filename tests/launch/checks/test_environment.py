@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +14,10 @@ import pytest
 from paceline.contract.redaction import REDACTED, redact, redact_args
 from paceline.contract.run_folder import USED_BY_JOBS
 from paceline.errors import SpecError
+from paceline.launch.checks import disk
 from paceline.launch.checks import job as job_checks
-from paceline.launch.checks.job import check_folder, check_python_path
+from paceline.launch.checks.disk import check_disk, file_system
+from paceline.launch.checks.job import check_folder
 from paceline.launch.checks.program import check_program
 from paceline.launch.environment.store import check_built
 from paceline.slurm.partitions import Partition
@@ -94,27 +98,37 @@ def test_the_runtime_needs_torch(tmp_path: Path) -> None:
     assert "`paceline env build --on alps`" in found.hint
 
 
-def test_a_python_on_a_local_disk(tmp_path: Path) -> None:
-    job = job_in(tmp_path / "p", environment__kind="venv", environment__path=str(tmp_path / "venv"))
-    plan = plan_of(job, bare())
-    mounts = tmp_path / "mounts"
-    mount, scratch = tmp_path.resolve(), (tmp_path / "p").resolve()
-    mounts.write_text(f"a {mount} ext4 rw 0 0\nb {scratch} nfs4 rw 0 0\n")
-    (found,) = check_python_path(job, plan, mounts)
-    assert found.level == WARNING
-    assert "is on a local disk of" in found.text
-    mounts.write_text(f"a {mount} nfs4 rw 0 0\n")
-    assert check_python_path(job, plan, mounts) == []
-    mounts.write_text(f"a {mount} ext4 rw 0 0\n")
-    assert check_python_path(job, plan, mounts) == [], "check_folder warns about that"
+def test_a_disk_that_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    assert check_disk(tmp_path / "runs").level == GOOD
+    with monkeypatch.context() as patch:
+        patch.setattr(disk.os, "fsync", fail)
+        found = check_disk(tmp_path / "runs")
+    assert found.level == PROBLEM
+    assert found.text.endswith("runs: Disk quota exceeded.")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_file_system_of_a_path(tmp_path: Path) -> None:
+    mounts, real = tmp_path / "mounts", tmp_path.resolve()
+    mounts.write_text(
+        f"/dev/sda1 / ext4 rw 0 0\nmgs:/fs {real.parent} lustre rw 0 0\n"
+        f"/dev/sdb {real}\\040x xfs rw 0 0\n"
+    )
+    assert file_system(tmp_path / "below", mounts) == "lustre"
+    assert file_system(Path("/"), mounts) == "ext4"
+    assert file_system(Path(f"{real} x/y"), mounts) == "xfs"
+    assert file_system(tmp_path, tmp_path / "absent") == ""
 
 
 def test_a_full_disk_is_a_sentence_with_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = plan_of(job_in(tmp_path / "p"), bare())
-    monkeypatch.setattr(job_checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
-    (found,) = [each for each in check_folder(plan, []) if each.about == "free space"]
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    (found,) = [each for each in check_folder(plan, []) if each.about == "disk"]
     scratch = plan.run_path.scratch
     assert (found.level, found.text) == (
         PROBLEM,

@@ -48,8 +48,6 @@ def test_runs_and_files_are_found_and_checked(tmp_path: Path) -> None:
     second = make_run(tmp_path, "20260102-000000-bbbb", saves=False)
     torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "w.pt")
     (tmp_path / "notes.txt").write_text("")
-    (tmp_path / "broken.safetensors").write_text("x" * 20)
-    (tmp_path / "broken.pt").write_text("<html>")
     for name in (
         "teacher",
         first.name,
@@ -80,8 +78,6 @@ def test_runs_and_files_are_found_and_checked(tmp_path: Path) -> None:
         "nobody": "There is no run 'nobody'",
         "other.pt": "no such file",
         "notes.txt": "not a weights file",
-        "broken.safetensors": "header",
-        "broken.pt": "not written by torch.save",
     }
     for name, text in problems.items():
         with pytest.raises(UsageError, match=text):
@@ -92,7 +88,3 @@ def test_runs_and_files_are_found_and_checked(tmp_path: Path) -> None:
         resolve(tmp_path, None, **{"continue": True})
     # A run that the job waits for will have a checkpoint then.
     assert resolve(tmp_path, "last", after=("last",))["start_from"] == str(second)
-    share = next((first / "checkpoints" / "step-00000001").glob("share-*"))
-    share.write_bytes(share.read_bytes()[:-1])
-    with pytest.raises(UsageError, match="is damaged or cannot be read"):
-        resolve(tmp_path, "teacher")

@@ -14,8 +14,7 @@ import pytest
 
 from paceline.contract.env import ON_CLUSTER
 from paceline.errors import ClusterError, EnvironmentProblem, SpecError
-from paceline.launch.environment import build
-from paceline.launch.environment.build import BuildProgress, remove_old_builds
+from paceline.launch.environment.build import BuildProgress
 from paceline.launch.environment.build_script import (
     MARKER,
     BuildFolder,
@@ -118,31 +117,6 @@ def test_paths_are_relative_to_the_current_folder(tmp_path: Path, paceline: Pace
         "env", "build", "--dry-run", "../requirements.txt", cwd=home / "parts", check=True
     )
     assert " of p: requirements.txt\n" in done.stdout
-
-
-def test_only_old_builds_that_nobody_needs_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A build may wait in the queue for weeks, and an environment in use is never old."""
-    for name in (
-        "a.build-used",
-        "a.build-failed",
-        "b.build-waiting",
-        "b.build-ended",
-        "b.build-new",
-    ):
-        (tmp_path / name / "env").mkdir(parents=True)
-    (tmp_path / "a.build-used/env" / MARKER).write_text('{"built": 1}')
-    (tmp_path / "a").symlink_to("a.build-used/env")
-    for name, job in (("b.build-waiting", "7"), ("b.build-ended", "8")):
-        (tmp_path / name / "job").write_text(f"{job}\n")
-    for path in tmp_path.glob("*.build-[!n]*"):
-        os.utime(path, (1, 1))
-    answers = {"7": JobState("7", "PENDING"), "8": JobState("8", "FAILED")}
-    with monkeypatch.context() as patch:
-        patch.setattr(build.squeue_and_sacct, "states", lambda jobs: answers)
-        remove_old_builds(tmp_path)
-    assert entries(tmp_path) == ["a", "a.build-used", "b.build-new", "b.build-waiting"]
 
 
 def test_build_explains_other_kinds(tmp_path: Path, paceline: Paceline) -> None:

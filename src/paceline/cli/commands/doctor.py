@@ -18,8 +18,8 @@ from paceline.contract.stacks import NodeAnswer
 from paceline.contract.verdict import DONE, STOPPED
 from paceline.errors import PacelineError
 from paceline.launch import probes
+from paceline.launch.checks.disk import check_disk
 from paceline.launch.checks.machine import inspect_machine, inspect_site, inspect_slurm
-from paceline.launch.checks.quota import check_quota
 from paceline.launch.resume import read_launch_spec
 from paceline.launch.run_folder import find_run, resolve_scratch
 from paceline.launch.secrets import inspect_secrets
@@ -101,7 +101,8 @@ def diagnose_run(folder: RunFolder, *, fitness: bool = False) -> list[Finding]:
     record = read_record(folder)
     is_well = not record.is_over or record.status in (DONE, STOPPED)
     run = Finding("run", GOOD if is_well else NOTE, f"{record.folder.key} {record.status_phrase}")
-    found = diagnose(Evidence(record, ask_nodes(record), check_quota(folder.path)))
+    disks = [check_disk(folder.path)] if is_own_folder(folder.path) else []
+    found = diagnose(Evidence(record, ask_nodes(record), disks))
     if fitness:
         found = [*(each for each in found if each.about != "fitness"), *measure_nodes(record)]
         found.sort(key=lambda each: [PROBLEM, WARNING, NOTE, GOOD].index(each.level))

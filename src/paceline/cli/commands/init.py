@@ -13,7 +13,7 @@ import typer
 
 from paceline.contract.files import write_output
 from paceline.errors import ClusterError, UsageError
-from paceline.launch.checks.machine import SCRATCH_VARIABLES, describe, settings
+from paceline.launch.checks.machine import SCRATCH_VARIABLES, describe
 from paceline.slurm import commands as slurm
 from paceline.slurm.partitions import Partition, find_partitions
 from paceline.spec.load import profile_name
@@ -90,7 +90,7 @@ def command(
     there = cluster()
     if there and not partitions:
         raise ClusterError("Slurm lists no partitions.", hint="Check with `sinfo` there.")
-    name = there or (profile_name(settings().get("ClusterName", "")) if partitions else "")
+    name = there or (profile_name(slurm.cluster_name() or "") if partitions else "")
     profile = describe_cluster(partitions, name or "cluster") if partitions else NO_SLURM
     file = Path.cwd() / FILE
     if there:

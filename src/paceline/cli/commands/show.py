@@ -112,9 +112,7 @@ def _show_differences(folder: RunFolder) -> int:
     from paceline.launch.diff import compare_run
 
     found = compare_run(folder)
-    for note in found.notes:
-        console.say_note(note)
-    text = found.to_text() or f"{found.project} has not changed since {folder.key} was started"
+    text = found.text or f"{found.project} has not changed since {folder.key} was started"
     for line in text.split("\n"):
         print(console.paint(console.printable(line), DIFF_COLOURS.get(line[:1], ""), sys.stdout))
     return 0

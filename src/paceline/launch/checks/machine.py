@@ -1,26 +1,22 @@
-"""Check what this machine has for a run: Python, torch, scratch, network, Slurm."""
+"""Check what this machine has for a run: Python, torch, scratch, Slurm."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
-import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.contract.env import POLL_INTERVAL
 from paceline.errors import ClusterError, NotConfigured
-from paceline.launch.checks.quota import file_system, nearest_existing
+from paceline.launch.checks.disk import check_disk
 from paceline.launch.machine import detect_machine
 from paceline.slurm import commands as slurm
 from paceline.slurm.partitions import Partition, query_partitions
 from paceline.spec.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.spec.settings import SITE_FILE, find_site
 
-FABRIC = " (InfiniBand)"  # after the name of a device
-SHOWN = 3  # interfaces that are named
 # Variables in which clusters name their large, fast, shared folders.
 SCRATCH_VARIABLES = (
     "SCRATCH",
@@ -41,8 +37,8 @@ def inspect_machine(environ: Mapping[str, str], scratch: Path) -> list[Finding]:
         Finding("python", GOOD, f"{platform.python_version()} ({sys.executable})"),
         _torch(),
         Finding("machine", GOOD, f"{machine.cores} cores, {machine.gpus} GPUs, {machine.system}"),
-        _scratch(scratch),
-        Finding("network", GOOD, describe_interfaces(interfaces())),
+        Finding("scratch", GOOD, str(scratch)),
+        check_disk(scratch),
     ]
     if "SLURM_JOB_ID" in environ:
         nodes = environ.get("SLURM_JOB_NODELIST", "?")
@@ -64,16 +60,6 @@ def _torch() -> Finding:
         )
 
 
-def _scratch(scratch: Path) -> Finding:
-    existing = nearest_existing(scratch)
-    if not os.access(existing, os.W_OK):
-        return Finding("scratch", PROBLEM, f"Cannot write to {existing}.", "Set PACELINE_SCRATCH.")
-    free = shutil.disk_usage(existing).free / 2**30
-    return Finding(
-        "scratch", GOOD, f"{scratch} ({file_system(existing) or '?'}, {free:.1f} GB free)"
-    )
-
-
 def inspect_site(environ: Mapping[str, str]) -> list[Finding]:
     """Say what the site sets; nothing if it has no file."""
     site = find_site()
@@ -86,34 +72,6 @@ def inspect_site(environ: Mapping[str, str]) -> list[Finding]:
         hint = f"The limit is poll_interval in [limits] of {SITE_FILE}."
         found.append(Finding("site", WARNING, why, hint))
     return found
-
-
-def describe_interfaces(found: Sequence[str]) -> str:
-    """Name the first interfaces, InfiniBand before others, and count the rest."""
-    more = f" + {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return ", ".join(found[:SHOWN]) + more if found else "loopback only"
-
-
-def interfaces(system: Path = Path("/sys")) -> list[str]:
-    """Return the network interfaces that are up, InfiniBand first, without loopback.
-
-    Those without a device, such as bridges of containers, are left out if there are others.
-    """
-    up = [
-        path.parent
-        for path in sorted((system / "class/net").glob("*/operstate"))
-        if path.parent.name != "lo"
-        and path.read_text(encoding="ascii").strip() in ("up", "unknown")
-    ]
-    # a bond or a VLAN is made of devices
-    devices = [
-        path
-        for path in up
-        if (path / "device").exists()
-        or (any(path.glob("lower_*")) and not (path / "bridge").exists())
-    ]
-    fabric = [path.name for path in sorted((system / "class/infiniband").glob("*"))]
-    return [*(f"{name}{FABRIC}" for name in fabric), *(path.name for path in devices or up)]
 
 
 def inspect_slurm() -> list[Finding]:
@@ -165,13 +123,3 @@ def describe(partition: Partition) -> str:
         limit,
     ]
     return ", ".join([*parts, *(["the default"] if partition.is_default else [])])
-
-
-def settings() -> dict[str, str]:
-    """Return `scontrol show config` by key; empty if Slurm does not respond."""
-    try:
-        done = slurm.call(["scontrol", "show", "config"], check=False)
-    except ClusterError:
-        return {}
-    pairs = (line.partition("=") for line in done.stdout.splitlines() if "=" in line)
-    return {key.strip(): value.strip() for key, _, value in pairs}

@@ -78,10 +78,10 @@ def check_program(job: Job, plan: SlurmPlan) -> list[Finding]:
         # pyxis is part of srun: its images cannot be entered here
         is_here = job.environment.engine != "pyxis" and not is_fetched(job)
         if found[0].level == PROBLEM or not is_here:
-            return [*found, *_compile_here(job)]
+            return found
     answer = _probe(job, plan)
     if isinstance(answer, Finding):
-        return [*found, answer, *(_compile_here(job) if found else [])]
+        return [*found, answer]
     if job.environment.modules:
         found.append(Finding("modules", GOOD, " ".join(job.environment.modules)))
     found.append(Finding("python", GOOD, f"{python} ({answer['version']})"))
@@ -89,7 +89,9 @@ def check_program(job: Job, plan: SlurmPlan) -> list[Finding]:
         text = f"{python} does not find the module {name!r}."
         return [*found, Finding("module", PROBLEM, text, _install())]
     if "syntax" in answer:
-        return [*found, _syntax(job, *answer["syntax"])]
+        line, message, text = answer["syntax"]
+        problem = f"{name} does not compile: line {line}: {message}."
+        return [*found, Finding("script", PROBLEM, problem, f"line {line}: {text}")]
     found.append(Finding("script", GOOD, f"{name} compiles"))
     return [*found, _imports(job, python, answer)]
 
@@ -131,63 +133,34 @@ def _probe(job: Job, plan: SlurmPlan) -> dict[str, Any] | Finding:
 
 def _explain(job: Job, plan: SlurmPlan, result: ProbeResult) -> Finding:
     """Return why the job's Python could not be run, or printed nothing."""
-    python, kind = plan.launch_spec.python, job.environment.kind
-    reason = "it took too long" if result.code is None else result.last_line
+    python, environment = plan.launch_spec.python, job.environment
     if result.failure is not None:
-        about, key, hint = "python", "path", _FIX["venv"]
+        about, hint = "python", _FIX["venv"]
         if module := re.fullmatch(r"Cannot load the module (.*)\.", result.failure):
-            about, key, hint = "modules", "modules", module_hint(plan, module[1])
+            about, hint = "modules", module_hint(plan, module[1])
         elif "'module' command" in result.failure:
-            about = key = "modules"
+            about = "modules"
             hint = "Remove modules from [environment], or submit where there is a module system."
+        key = "modules" if about == "modules" else "path"
         return Finding(about, PROBLEM, _with_source(job, key, result.failure), hint)
-    if kind == "container":
-        return _explain_container(job, python, result.code, reason)
-    if result.code in (126, 127):
-        environment = job.environment
-        key = "python" if environment.python else "path" if environment.path else "kind"
-        text = f"{python} cannot be run here: {reason.rpartition(': ')[2]}."
-        hint = _FIX.get(kind, "Correct the path.")
-        return Finding("python", PROBLEM, _with_source(job, key, text), hint)
-    after = (
-        f" after the lines of {job.source('environment.setup')}" if job.environment.setup else ""
-    )
-    hint = "The script's imports are not checked."
-    return Finding("setup", WARNING, f"{python} gave no answer{after}: {reason}", hint)
-
-
-def _explain_container(job: Job, python: str, code: int | None, reason: str) -> Finding:
-    if code == NO_ENGINE:
+    if result.code == NO_ENGINE and environment.kind == "container":
         text = "There is neither apptainer nor singularity here, so the image is not checked."
         hint = "If a module provides it, add that to modules in [environment]."
         return Finding("container", WARNING, text, hint)
-    text = f"{python} in {image_path(job)} gave no answer: {reason}"
-    is_certain = re.search(r"not found|no such file|image format not recognized", reason)
-    hint = "Check image in [environment], and name its Python: python in [environment]"
-    return Finding("container", PROBLEM if is_certain else WARNING, text, hint)
+    reason = "it took too long" if result.code is None else result.last_line
+    if result.code in (126, 127) and environment.kind != "container":
+        key = "python" if environment.python else "path" if environment.path else "kind"
+        text = f"{python} cannot be run here: {reason.rpartition(': ')[2]}."
+        hint = _FIX.get(environment.kind, "Correct the path.")
+        return Finding("python", PROBLEM, _with_source(job, key, text), hint)
+    where = f" in {image_path(job)}" if environment.kind == "container" else ""
+    after = f" after the lines of {job.source('environment.setup')}" if environment.setup else ""
+    hint = "The script's imports are not checked."
+    return Finding("setup", WARNING, f"{python}{where} gave no answer{after}: {reason}", hint)
 
 
 def _with_source(job: Job, key: str, text: str) -> str:
     return f"{text.removesuffix('.')} ({job.source(f'environment.{key}')})."
-
-
-def _syntax(job: Job, line: int, message: str, text: str) -> Finding:
-    problem = f"{job.program.name} does not compile: line {line}: {message}."
-    return Finding("script", PROBLEM, problem, f"line {line}: {text}")
-
-
-def _compile_here(job: Job) -> list[Finding]:
-    """Compile the script with our own Python, where the container's cannot be probed: they hardly
-    differ.
-    """
-    if job.program.is_module:
-        return []
-    path = job.cwd / job.program.name
-    try:
-        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
-    except SyntaxError as error:
-        return [_syntax(job, error.lineno or 0, error.msg, (error.text or "").strip())]
-    return [Finding("script", GOOD, f"{job.program.name} compiles")]
 
 
 def check_image(job: Job) -> Finding:

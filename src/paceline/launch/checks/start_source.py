@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,15 +14,11 @@ from paceline.contract.checkpoint import (
     find_weight_files,
     is_complete,
     is_weights_file,
-    read_marker,
 )
-from paceline.contract.safetensors import read_header
 from paceline.errors import CheckpointError, UsageError
 from paceline.launch import run_folder as folders
 from paceline.spec.home_path import expand_home
 from paceline.spec.job import Job
-
-PICKLE = b"\x80\x02"  # how files of torch.save begin that are not zip files
 
 
 def resolve_start(job: Job, environ: Mapping[str, str], *, after: Sequence[str] = ()) -> Job:
@@ -76,37 +71,16 @@ def _problem(path: Path, *, continues: bool) -> str | None:
         if files and continues:
             return "a file has only weights, so there is nothing to continue"
         if files:
-            return next((problem for file in files if (problem := _file_problem(file))), None)
-        complete = [folder for folder in find_checkpoints(path) if is_complete(folder)]
-        if not complete:
-            return "it has no complete checkpoint"
-        problems = [_checkpoint_problem(folder) for folder in complete]
-        return None if None in problems else problems[0]
+            odd = [file.name for file in files if not is_weights_file(file.name)]
+            known = ", ".join(WEIGHTS_SUFFIXES)
+            return f"{odd[0]} is not a weights file ({known})" if odd else None
+        if any(map(is_complete, find_checkpoints(path))):
+            return None
+        return "it has no complete checkpoint"
     except CheckpointError as error:
         return error.message.rstrip(".")
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
-
-
-def _checkpoint_problem(folder: Path) -> str | None:
-    for name, expected in read_marker(folder).files.items():
-        file = folder / name
-        if not os.access(file, os.R_OK) or file.stat().st_size != expected.size:
-            return f"{file} is damaged or cannot be read"
-    return None
-
-
-def _file_problem(path: Path) -> str | None:
-    if not is_weights_file(path.name):
-        return f"{path.name} is not a weights file ({', '.join(WEIGHTS_SUFFIXES)})"
-    with open(path, "rb") as file:
-        if path.suffix == ".safetensors":
-            read_header(file, name=path.name, size=os.fstat(file.fileno()).st_size)
-        elif not zipfile.is_zipfile(file):
-            file.seek(0)
-            if file.read(2) != PICKLE:
-                return "it was not written by torch.save"
-    return None
 
 
 def _hint(path: Path) -> str:

@@ -28,12 +28,7 @@ from paceline.launch.environment.build_script import (
     render_build,
     venv_steps,
 )
-from paceline.launch.environment.store import (
-    EnvironmentInputs,
-    StoredEnvironment,
-    list_environments,
-    store_path,
-)
+from paceline.launch.environment.store import EnvironmentInputs, StoredEnvironment, store_path
 from paceline.launch.run_folder import create_scratch
 from paceline.slurm import squeue_and_sacct
 from paceline.slurm.job_states import LIVE, WAITING, JobState
@@ -41,8 +36,6 @@ from paceline.slurm.sbatch import run_sbatch
 from paceline.slurm.submission_environment import submission_environment
 from paceline.spec.job import Job
 from paceline.spec.shell_text import cluster, quote, to_type
-
-OLD_BUILD = 7 * 86400  # seconds after which what a failed build has left goes
 
 # What a build inherits from the submitter's shell: settings of pip and of compilers.
 _FORWARDED = re.compile(
@@ -166,7 +159,6 @@ def _variables(job: Job, environ: Mapping[str, str], lines: list[str]) -> dict[s
 
 def write_build(plan: BuildPlan) -> None:
     """Write the build's folder, complete before the build starts."""
-    remove_old_builds(plan.target.path.parent)
     try:
         create_scratch(plan.target.path.parents[2])
         plan.folder.path.mkdir(parents=True, mode=0o700)
@@ -212,35 +204,14 @@ def start_local_build(plan: BuildPlan) -> subprocess.Popen[bytes]:
 
 def find_live_build(target: StoredEnvironment) -> tuple[BuildFolder, str] | None:
     """Return a job that builds the same environment, if there is one."""
-    live = _live_builds(target.path.parent.glob(f"{target.key}.build-*"))
-    return next(((BuildFolder(path), job) for path, job in live.items()), None)
-
-
-def _live_builds(folders: Iterable[Path]) -> dict[Path, str]:
-    """Return which of these builds wait or run, and their jobs, with one question."""
     jobs: dict[str, Path] = {}
-    for path in sorted(folders):
+    for path in target.path.parent.glob(f"{target.key}.build-*"):
         with suppress(OSError):  # a local build, or one that is just being submitted
             jobs[(path / "job").read_text(encoding="utf-8").strip()] = path
-    states = squeue_and_sacct.states(jobs) if jobs else {}
-    return {
-        path: job
-        for job, path in jobs.items()
-        if job in states and states[job].phase in (LIVE, WAITING)
-    }
-
-
-def remove_old_builds(store: Path) -> None:
-    """Remove what builds have left that failed long ago: their logs were there to be read."""
-    used = {each.path.resolve().parent.name for each in list_environments(store)}
-    old = [
-        path
-        for path in store.glob("*.build-*")
-        if path.name not in used and time.time() - path.stat().st_mtime > OLD_BUILD
-    ]
-    with suppress(ClusterError):  # a job may have waited that long
-        for path in set(old) - set(_live_builds(old)):
-            shutil.rmtree(path, ignore_errors=True)
+    for job, state in squeue_and_sacct.states(jobs).items():
+        if state.phase in (LIVE, WAITING):
+            return BuildFolder(jobs[job]), job
+    return None
 
 
 def require_buildable(job: Job) -> None:

@@ -103,11 +103,9 @@ def module_hint(plan: SlurmPlan, name: str) -> str:
     known = available_names(probe(lines, "module -t avail 2>&1", environ=plan.submitter).out)
     if name in known:
         return f"It exists but cannot be loaded. Try it in a shell: module load {name}"
-    stems = {each.partition("/")[0] for each in known}
-    close = difflib.get_close_matches(name.partition("/")[0], stems, n=1)
-    versions = [each for each in known if each.partition("/")[0] in close]
-    if versions:
-        return f"Available versions: {', '.join(versions[:6])}."
+    close = difflib.get_close_matches(name, known, n=6, cutoff=0.5)
+    if close:
+        return f"Available: {', '.join(sorted(close))}."
     return (
         "`module avail` lists all modules; module_paths in [environment] adds folders of modules."
     )

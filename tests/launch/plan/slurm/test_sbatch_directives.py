@@ -62,9 +62,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"launch.gpu_binding": "one"}, '"one", but launch.style (default) is "fork"', "--style srun"),
     ({"job.gpus_per_node": 0, "job.gpu_type": "a100"}, "asks for a100 GPUs, but", "--gpus 4"),
     ({"job.extra": ["--ntasks=3"]}, "has --ntasks=3", "--nproc"),
-    ({"job.extra": ["-N", "3"]}, "has -N3", "--nodes"),
-    ({"job.extra": ["-HN2"]}, "has -HN2", "--nodes"),
-    ({"job.extra": ["-HQ", "t5"]}, "has -HQt5", "--time"),
+    ({"job.extra": ["-N", "3"]}, "is not a long option of sbatch", "--sbatch-arg"),
     ({"job.extra": ["--gres=gpu:2"]}, "has --gres=gpu:2", "--gpus"),
     (
         {"job.extra": ["--dependency=afterok:1"]},
@@ -78,7 +76,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
         "has --expor=API_KEY=***, which",
         "Use --env instead.",
     ),
-    ({"job.extra": ["oops"]}, "is not an option of sbatch", "--sbatch-arg"),
+    ({"job.extra": ["oops"]}, "is not a long option of sbatch", "--sbatch-arg"),
     (
         {"environment.secrets": ["NOT_THERE"]},
         "names NOT_THERE, which is not set here",
