@@ -28,6 +28,7 @@ class RunDifference:
 
     project: Path
     text: str
+    note: str = ""  # what else the run uses
 
 
 def compare_run(folder: RunFolder) -> RunDifference:
@@ -64,7 +65,13 @@ def compare_run(folder: RunFolder) -> RunDifference:
         exclude=settings.get("exclude", ()),
         exclude_paths=[*run_folders_inside(project, run_path_of(folder)), *named],
     )
-    return RunDifference(project, "\n".join(found))
+    note = ""
+    if record.get("backend") == "slurm" and settings.get("workdir") != "snapshot":
+        note = (
+            "this run imports its code from the copy, but reads other files from the project as it "
+            "is now"
+        )
+    return RunDifference(project, "\n".join(found), note)
 
 
 def compare_code(

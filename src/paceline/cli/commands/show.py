@@ -112,6 +112,8 @@ def _show_differences(folder: RunFolder) -> int:
     from paceline.launch.diff import compare_run
 
     found = compare_run(folder)
+    if found.note:
+        console.say_note(found.note)
     text = found.text or f"{found.project} has not changed since {folder.key} was started"
     for line in text.split("\n"):
         print(console.paint(console.printable(line), DIFF_COLOURS.get(line[:1], ""), sys.stdout))
