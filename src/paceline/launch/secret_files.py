@@ -142,9 +142,8 @@ def is_secret(path: str) -> bool:
     if original.endswith(_HARMLESS_ENDS):  # first, because most files are code
         return False
     named = any(folder in _NAMED_FOLDERS for folder in folders)
-    return (named or matches(name, _FILES) or matches(original, _FILES)) and not matches(
-        original, _HARMLESS
-    )
+    looks_so = named or any(matches(each, _FILES) for each in {name, original})
+    return looks_so and not matches(original, _HARMLESS)
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
