@@ -21,28 +21,9 @@ NOW = time.mktime((2026, 11, 17, 12, 0, 0, 0, 0, -1))  # a Tuesday, in the time 
     [
         ("Priority", "waits for GPUs: other jobs come first"),
         ("Resources", "waits for GPUs to become free"),
-        (
-            "QOSMaxGRESPerUser",
-            "your jobs have reached the limit of GPUs that its QOS sets per user",
-        ),
-        (
-            "QOSMaxJobsPerUserLimit",
-            "your jobs have reached the limit of jobs that its QOS sets per user",
-        ),
-        (
-            "MaxGRESPerAccount",
-            "your account's jobs have reached the limit of GPUs that its QOS sets per account",
-        ),
-        ("QOSGrpNodeLimit", "its QOS has reached its limit of nodes"),
-        ("AssocGrpGRES", "your account has reached its limit of GPUs"),
-        ("AssocGrpCPUMinutesLimit", "your account has reached its limit of core time"),
-        ("AssocGrpCPURunMinutesLimit", "your account has reached its limit of core time"),
-        (
-            "AssocMaxJobsLimit",
-            "your jobs have reached the limit of jobs that your account sets per user",
-        ),
-        ("QOSMaxWallDurationPerJobLimit", "requests more time than its QOS allows per job"),
-        ("QOSMinGRES", "requests fewer GPUs than its QOS requires"),
+        ("QOSMaxGRESPerUser", "a limit of its QOS: QOSMaxGRESPerUser"),
+        ("MaxNodePerAccount", "a limit of its QOS: MaxNodePerAccount"),
+        ("AssocGrpCPUMinutesLimit", "a limit of your account: AssocGrpCPUMinutesLimit"),
         (
             "ReqNodeNotAvail, UnavailableNodes:n[1-2]",
             "waits for nodes that are down, drained or reserved (n[1-2])",
@@ -60,7 +41,6 @@ NOW = time.mktime((2026, 11, 17, 12, 0, 0, 0, 0, -1))  # a Tuesday, in the time 
             "requests more nodes than its partition allows, or too few of them are up",
         ),
         ("AWholeNewReason", "AWholeNewReason"),
-        ("QOSMaxUnicornsPerUser", "QOSMaxUnicornsPerUser"),
         ("", ""),
     ],
 )

@@ -287,35 +287,9 @@ def test_a_job_that_slurm_forgot_is_named(tmp_path: Path, states: dict[str, JobS
     assert record.detail.startswith("Slurm forgot job 7")
 
 
-@pytest.mark.parametrize(
-    ("state", "detail"),
-    [
-        (
-            JobState("7", "FAILED", "RaisedSignal:9(Killed)", nodes="n1"),
-            "the batch shell was killed by signal 9",
-        ),
-        (
-            JobState("7", "FAILED", exit_code="0:9", nodes="n1"),
-            "the batch shell was killed by signal 9",
-        ),
-        (JobState("7", "FAILED", "JobLaunchFailure", nodes="n1"), "the batch shell was killed"),
-        (JobState("7", "FAILED", "NonZeroExitCode", nodes="n1", exit_code="75:0"), "n1"),
-        (JobState("7", "TIMEOUT", "TimeLimit", nodes="n1", exit_code="0:15"), "time limit reached"),
-    ],
-)
-@pytest.mark.parametrize("verdict", ["", "stopped"])
-def test_a_killed_batch_shell_is_named(
-    tmp_path: Path, state: JobState, detail: str, verdict: str
-) -> None:
-    """Whether or not the agents came to write a verdict."""
-    folder = make_run(tmp_path, verdict=verdict)
-    folder.job_start("7-0").agent.write_text("1\n")
-    assert read_record(folder, lambda jobs: {"7": state}).detail == detail
-
-
-def test_a_job_that_did_not_start_has_no_killed_shell(tmp_path: Path) -> None:
-    state = JobState("7", "FAILED", "JobLaunchFailure", nodes="n1")
-    assert read_record(make_run(tmp_path), lambda jobs: {"7": state}).detail == "n1"
+def test_a_job_that_slurm_ended_at_its_time_limit(tmp_path: Path) -> None:
+    state = JobState("7", "TIMEOUT", "TimeLimit", nodes="n1", exit_code="0:15")
+    assert read_record(make_run(tmp_path), lambda jobs: {"7": state}).detail == "time limit reached"
 
 
 def test_a_local_run_without_a_verdict_is_lost(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from paceline.contract.run_folder import RunFolder
 from paceline.slurm.job_states import JobState
 from paceline.ui.terminal.run_view import describe_attempt
 from paceline.watch.details import read_details
-from paceline.watch.openmetrics import write_openmetrics
 from paceline.watch.overview import make_overview
 from paceline.watch.records import find_runs, read_record
 from tests.watch.test_overview import write_lines
@@ -172,7 +171,6 @@ def test_a_script_without_the_runtime_runs_and_has_no_goodput(tmp_path: Path) ->
     write_lines(folder.node_metrics(0), [{"host": "n1", "time": 1.0}, {"time": 4.0, "ranks": rows}])
     details = read_details(read_record(folder, lambda jobs: {"7": JobState("7", "RUNNING")}))
     assert ([rank.state for rank in details.ranks], details.overview.goodput) == (["running"], None)
-    assert "paceline_run_goodput" not in write_openmetrics([(details, {})])
 
 
 def test_an_attempt_says_why_it_stopped(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from paceline.contract.sweep_folder import DONE, FAILED, SweepFolder, TrialFolde
 from paceline.errors import PacelineError
 from paceline.spec.run_path import list_folders
 from paceline.sweep.results import MISSING, PENDING, RUNNING, Sweep, finished, read_sweep
-from paceline.watch.overview import changed
+from paceline.watch.events import newest_change
 from paceline.watch.records import QueryStates
 from paceline.watch.scheduler import query_states
 
@@ -96,7 +96,7 @@ class SweepOverviews:
     def __init__(self, query: QueryStates) -> None:
         self._query = query
         # rows by folder, with when its files changed, and until when it is not read again otherwise
-        self._known: dict[Path, tuple[SweepOverview, tuple[int, ...], float]] = {}
+        self._known: dict[Path, tuple[SweepOverview, tuple[float, ...], float]] = {}
 
     def read(self, folders: Iterable[SweepFolder]) -> list[SweepOverview]:
         """Return the rows of these sweeps, as far as they can be read."""
@@ -105,7 +105,7 @@ class SweepOverviews:
             known, began = self._known.get(folder.path), time.monotonic()
             # when trials were added, started or submitted again; those that go on change their own
             paths = (folder.trials, folder.points, folder.jobs, folder.path)
-            stamp = tuple(map(changed, paths))
+            stamp = tuple(newest_change([path]) for path in paths)
             if known is None or known[1] != stamp or began > known[2]:
                 with suppress(PacelineError, OSError, ValueError):
                     row = read_sweep_overview(folder, self._query)

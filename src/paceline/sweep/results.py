@@ -109,15 +109,6 @@ class Sweep:
         known = {key for trial in self.trials for key in trial.point}
         return [key for key in listed if key in known]
 
-    def is_log(self, key: str) -> bool | None:
-        """Return whether a parameter was searched on a log scale; None if the sweep's file doesn't
-        say.
-        """
-        way = (self.spec.get("space") or {}).get(key)
-        if not isinstance(way, dict) or not {"uniform", "log_uniform", "integer"} & way.keys():
-            return None
-        return "log_uniform" in way or bool(way.get("log"))
-
     @cached_property
     def counts(self) -> dict[str, int]:
         """The number of trials in each state, without empty states, in the order of the progress

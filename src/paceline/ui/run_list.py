@@ -9,14 +9,15 @@ from pathlib import Path
 
 from paceline.contract.run_folder import RunFolder
 from paceline.sweep.overview import SweepOverview, SweepOverviews, find_sweeps, started_trials
-from paceline.watch.overview import Overview, changed, read_rows
+from paceline.watch.events import newest_change
+from paceline.watch.overview import Overview, read_rows
 from paceline.watch.records import QueryStates, find_runs
 from paceline.watch.run_status import LOST
 
 # Seconds after its last change in which a run that is over may go back into the queue.
 SETTLED = 120.0
 
-Stamp = tuple[int, int]  # when a run's folder and the list of its job starts changed, in ns
+Stamp = tuple[float, float]  # when a run's folder and the list of its job starts changed
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ class RunList:
             return True
         # the controller of a lost one may have been away
         may_come_back = run.status == LOST and bool(run.job)
-        return may_come_back or time.time() - max(stamp) / 1e9 < SETTLED
+        return may_come_back or time.time() - max(stamp) < SETTLED
 
 
 def _stamp(folder: RunFolder) -> Stamp:
-    return changed(folder.path), changed(folder.claims)
+    return newest_change([folder.path]), newest_change([folder.claims])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice, pairwise
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -14,40 +14,20 @@ from paceline.contract.foreign_records import parse_objects
 from paceline.contract.run_folder import ALONE
 from paceline.watch.log_file import LogFile
 
-LARGE = 16 << 20  # bytes; a file that is larger at first is sampled
-SAMPLES, SAMPLE_LINES = 500, 60  # places in a large file, and lines to read there
-TAIL = 1 << 18  # bytes at the end of a large file, which are read whole
-
 
 class MetricsReader:
-    """A metrics file and how far it has been read: each call returns what has been written since
-    the last one.
-
-    Of a file that is large at the first call, lines at evenly spaced places are read, and all at
-    its end: curves have fewer points than it has lines anyway, and nobody waits for a million of
-    them.
-    """
+    """A metrics file and how far it has been read."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.is_sampled = False
         self._file = LogFile(path, keeps_states=True)
 
     def read_new(self) -> Iterator[dict[str, Any]]:
-        """Yield the complete lines that are new. A file that has become shorter is read from its
-        beginning.
+        """Yield the complete lines that are new since the last call. A file that has become
+        shorter is read from its beginning.
         """
         size = self._file.size()
         if size < self._file.offset:
-            self._file, self.is_sampled = LogFile(self.path, keeps_states=True), False
-        if self._file.offset == 0 and size > LARGE:
-            self.is_sampled = True
-            places = [number * (size - TAIL) // SAMPLES for number in range(SAMPLES + 1)]
-            for start, end in pairwise(places):
-                lines = LogFile(self.path, start, keeps_states=True).lines(end)
-                yield from parse_objects(line for _, line in islice(lines, SAMPLE_LINES))
-            self._file = LogFile(self.path, size - TAIL, keeps_states=True)
-        # the rest of a line, where reading begins, cannot be parsed
+            self._file = LogFile(self._file.path, keeps_states=True)
         yield from parse_objects(line for _, line in self._file.lines(size))
 
 
@@ -69,14 +49,14 @@ class Curve:
 Point = tuple[int, float, float]  # step, time, value
 
 
-def thin(points: Sequence[Point]) -> list[Point]:
+def thin(points: Sequence[Point], limit: int = LIMIT) -> list[Point]:
     """Keep the lowest and the highest point of each range of steps, so that no spike disappears,
     and the last one: it is the newest value.
     """
     first, last = points[0], points[-1]
     kept: list[Point] = []
     for _, group in groupby(
-        points, lambda each: LIMIT * (each[0] - first[0]) // (last[0] - first[0] + 1)
+        points, lambda each: limit * (each[0] - first[0]) // (last[0] - first[0] + 1)
     ):
         near = sorted(group, key=itemgetter(2))
         kept += sorted({near[0], near[-1]})

@@ -235,6 +235,7 @@ def make_ranks(usage: Sequence[NodeUsage], record: Record) -> list[RankDetails]:
 
 def make_node(usage: NodeUsage) -> NodeDetails:
     gpus = usage.details.get("gpus")
+    kept = thin_samples(usage.samples, MAX_SAMPLES)  # those of ranks are in `ranks`
     cores, memory = usage.details.get("cores"), usage.details.get("memory_total")
     return NodeDetails(
         usage.node,
@@ -242,15 +243,14 @@ def make_node(usage: NodeUsage) -> NodeDetails:
         cores if isinstance(cores, int) else None,
         memory if isinstance(memory, int) else None,
         [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else [],
-        _thin(usage.samples),
+        [{name: each for name, each in sample.items() if name != "ranks"} for sample in kept],
     )
 
 
-def _thin(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return at most so many samples, the last one among them. Those of ranks are in `ranks`."""
-    every = max(1, -(-len(samples) // MAX_SAMPLES))
-    kept = [*samples[::-1]][::every][::-1]
-    return [{name: value for name, value in sample.items() if name != "ranks"} for sample in kept]
+def thin_samples(samples: Sequence[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    """Return at most so many samples, evenly spaced, the last one among them."""
+    every = max(1, -(-len(samples) // limit))
+    return [*samples[::-1]][::every][::-1]
 
 
 MAX_NODES = 64

@@ -70,13 +70,15 @@ def find_end(folder: RunFolder, events: Sequence[dict[str, Any]]) -> float | Non
         return None
     last = float(phases[-1]["time"])
     if phases[-1]["event"] in QUEUED:
-        return _latest([folder.cancelled], last)
+        return max(last, newest_change([folder.cancelled]))
     logs = [path for attempt in folder.attempts()[-1:] for path in attempt.path.glob("*.log")]
-    return _latest([folder.metrics, folder.slurm_log, *logs], last)
+    return max(last, newest_change([folder.metrics, folder.slurm_log, *logs]))
 
 
-def _latest(files: Iterable[Path], time: float) -> float:
-    for path in files:
+def newest_change(paths: Iterable[Path]) -> float:
+    """Return when the newest of these files or folders was changed; 0 if there is none."""
+    newest = 0.0
+    for path in paths:
         with suppress(OSError):
-            time = max(time, path.stat().st_mtime)
-    return time
+            newest = max(newest, path.lstat().st_mtime)
+    return newest

@@ -4,10 +4,8 @@ its agent saw.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from paceline.contract.checkpoint import checkpoint_step, find_checkpoints
@@ -198,11 +196,3 @@ def _goodput(record: Record) -> float | None:
 def read_rows(folders: Iterable[RunFolder], query: QueryStates = query_states) -> list[Overview]:
     """Return the rows of these runs, in their order."""
     return [make_overview(record) for record in read_records(folders, query)]
-
-
-def changed(path: Path | str) -> int:
-    """Return when a file or folder last changed, in nanoseconds since 1970; 0 if it is missing."""
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return 0

@@ -18,7 +18,7 @@ from paceline.spec.quantities import show_seconds
 from paceline.watch import origin
 from paceline.watch.events import had_nothing_left
 from paceline.watch.failure import describe_failure, submit_again
-from paceline.watch.run_status import LOST, TIMED_OUT, killed_shell, newest_verdict, unsaved_state
+from paceline.watch.run_status import LOST, TIMED_OUT, newest_verdict, unsaved_state
 
 if TYPE_CHECKING:
     from paceline.watch.records import Record
@@ -47,8 +47,6 @@ def describe_reason(record: Record) -> str:
             cause = f"it is {verdict}, but Slurm has not noticed"
         silent = f"no sign of life from {state.nodes} for {show_seconds(seconds)}"
         return f"{silent}: {cause}; use {record.restart_command}"
-    if killed := killed_shell(record.folder, state):
-        return killed
     if problem := record.requeue_problem:
         return f"not requeued: {problem}"
     if record.status == LOST and record.job is not None:
@@ -169,30 +167,8 @@ REASONS = {
     "launch failed requeued held": "held, because Slurm could not launch it",
 }
 
-# Limits such as QOSMaxGRESPerUser, AssocGrpCPUMinutesLimit, QOSMaxJobsPerUserLimit or
-# MaxNodePerAccount.
-_LIMIT = re.compile(
-    r"(?P<who>QOS|Assoc)?(?P<kind>Grp|Max|Min)(?P<what>\w*?)(?P<run>Run)?(?P<minutes>Minutes|Mins)?"
-    r"(?:Per(?P<each>User|Account|Job|Node))?(?:Limit|NotSatisfied)?"
-)
-_THINGS = {
-    "GRES": "GPUs",
-    "CPU": "cores",
-    "Cpu": "cores",
-    "CPUs": "cores",
-    "Node": "nodes",
-    "Mem": "memory",
-    "Memory": "memory",
-    "Jobs": "jobs",
-    "SubmitJobs": "jobs in the queue",
-    "Submit": "jobs in the queue",
-    "Wall": "time",
-    "WallDuration": "time",
-    "Billing": "billing units",
-    "Energy": "energy",
-    "BB": "burst buffer",
-    "License": "licenses",
-}
+# Limits such as QOSMaxGRESPerUser, AssocGrpCPUMinutesLimit or MaxNodePerAccount.
+_LIMIT = re.compile(r"(QOS|Assoc)?(Grp|Max|Min)\w+")
 
 
 def explain_reason(reason: str, *, gpus: bool) -> str:
@@ -201,28 +177,12 @@ def explain_reason(reason: str, *, gpus: bool) -> str:
     known = REASONS.get(reason) or next(
         (text for name, text in REASONS.items() if reason.startswith(f"{name},")), None
     )
+    if known is None and (limit := _LIMIT.fullmatch(reason)):
+        return f"a limit of {'your account' if limit[1] == 'Assoc' else 'its QOS'}: {reason}"
     if known is None:
-        return _explain_limit(reason) or reason
+        return reason
     nodes = re.search(r"UnavailableNodes:(\S+)", reason)
     return known.format(what=what) + (f" ({nodes[1]})" if nodes else "")
-
-
-def _explain_limit(reason: str) -> str:
-    match = _LIMIT.fullmatch(reason)
-    thing = _THINGS.get(match["what"]) if match else None
-    if match is None or thing is None:
-        return ""
-    who, each = "your account" if match["who"] == "Assoc" else "its QOS", match["each"] or "User"
-    if match["minutes"]:
-        thing = f"{thing.removesuffix('s')} time"
-    if match["kind"] == "Min":
-        return f"requests fewer {thing} than {who} requires"
-    if each in ("Job", "Node"):
-        return f"requests more {thing} than {who} allows per {each.lower()}"
-    if match["kind"] == "Grp":
-        return f"{who} has reached its limit of {thing}"
-    jobs = "your account's jobs" if each == "Account" else "your jobs"
-    return f"{jobs} have reached the limit of {thing} that {who} sets per {each.lower()}"
 
 
 def expected_start(state: JobState, now: float) -> float | None:

@@ -278,13 +278,11 @@ def _last_lines(
 
 POLL_INTERVAL = 0.3  # seconds between reads of a file
 PAUSES = (0.2, 2.0)  # seconds between reads of logs: while there is news, and at most
-QUERY_INTERVALS = (2.0, 15.0)  # seconds between queries to the scheduler: at first, and at most
+QUERY_INTERVAL = 2.0  # seconds between looks; the scheduler is asked at its own interval
 
 
 class RunMonitor:
-    """Knows whether a run is over. Queries the scheduler less and less often, but at once after a
-    new verdict.
-    """
+    """Knows whether a run is over. Looks now and then, and at once after a new verdict."""
 
     def __init__(
         self, folder: RunFolder, read: Callable[[RunFolder], Record] = read_record
@@ -292,30 +290,20 @@ class RunMonitor:
         self.folder = folder
         self.read = read
         self.record = read(folder)
-        self.interval = QUERY_INTERVALS[0]
-        self.next = time.monotonic() + self.interval
+        self.next = time.monotonic() + QUERY_INTERVAL
         self.verdict = newest_verdict(folder)
         self.certain = self.record.is_over and self.record.status == DONE
 
     def is_over(self) -> bool:
+        """A job being requeued looks over for a moment, so any end but `done` is checked twice."""
         verdict = newest_verdict(self.folder)
         if verdict != self.verdict:
-            self.verdict, self.interval, self.next = verdict, QUERY_INTERVALS[0], 0.0
+            self.verdict, self.next = verdict, 0.0
         if not self.certain and time.monotonic() >= self.next:
-            self._query()
+            before, self.record = self.record, self.read(self.folder)
+            self.certain = self.record.is_over and self.record.status in (DONE, before.status)
+            self.next = time.monotonic() + QUERY_INTERVAL
         return self.certain
-
-    def _query(self) -> None:
-        """Update the record. A job being requeued looks over for a moment, so any end but `done`
-        is checked twice.
-        """
-        before, self.record = self.record, self.read(self.folder)
-        if self.record.is_over:
-            self.certain = self.record.status in (DONE, before.status)
-            self.interval = QUERY_INTERVALS[0]
-        else:
-            self.interval = min(self.interval * 1.3, QUERY_INTERVALS[1])
-        self.next = time.monotonic() + self.interval
 
 
 def wait_until_over(

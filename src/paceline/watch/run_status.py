@@ -8,10 +8,6 @@ give a sign of life: its agents write to the run folder.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable
-from contextlib import suppress
-from pathlib import Path
 
 from paceline.contract import claims
 from paceline.contract.claims import Holder, find_holder
@@ -22,6 +18,7 @@ from paceline.slurm.job_states import LIVE, UNKNOWN, WAITING, JobState
 from paceline.slurm.job_states import STATES as SLURM_STATES
 from paceline.spec.quantities import parse_seconds
 from paceline.watch import origin
+from paceline.watch.events import newest_change
 
 # Statuses of runs that are over.
 LOST, TIMED_OUT = "lost", "timed out"
@@ -91,26 +88,6 @@ def unsaved_state(holder: Holder | None) -> str:
     return read_text(f"{holder.path}/unsaved", 10_000).strip() if holder else ""
 
 
-def killed_shell(folder: RunFolder, state: JobState | None) -> str:
-    """Return that the job's batch shell was killed; empty if it was not, or if nobody can know.
-
-    The shell exits on its own with a code, whatever becomes of the run. Slurm fails a job whose
-    shell ends by a signal, and ends its steps. Some versions call that a launch failure, also after
-    hours.
-    """
-    if state is None or state.state != "FAILED":
-        return ""
-    holder = find_holder(folder)
-    if holder is None or not holder.job_start.agent.exists():
-        return ""
-    number = re.match(r"RaisedSignal:(\d+)", state.reason) or re.fullmatch(
-        r"\d+:([1-9]\d*)", state.exit_code
-    )
-    if number is None and state.reason != "JobLaunchFailure":
-        return ""
-    return f"the batch shell was killed{f' by signal {number[1]}' if number else ''}"
-
-
 # seconds; a file server may show a write a minute late, and a busy node may write late
 LIMIT = 300.0
 FRESH = 120.0  # seconds since a sign of life after which nobody can say that a run goes on
@@ -140,13 +117,13 @@ def seconds_lifeless(folder: RunFolder, state: JobState | None) -> float | None:
     if spec.get("trial") and holder.job_start.verdict.exists():
         return None  # its job goes on with the next trial
     limit, now = max(LIMIT, MISSED_SAMPLES * interval), origin.now()
-    sampled = _newest(folder.system.glob("*.jsonl"))
+    sampled = newest_change(folder.system.glob("*.jsonl"))
     if not limit <= now - sampled < seconds_run(state):
         return None  # there are none yet, or they are new, or an earlier job start's
     parents = [folder.system, folder.events, holder.job_start.path]
     parents += [each.path for each in folder.attempts()[-1:]]
     written = [path for parent in parents for path in parent.glob("*")]
-    seconds = now - _newest([folder.slurm_log, folder.metrics, *written])
+    seconds = now - newest_change([folder.slurm_log, folder.metrics, *written])
     return seconds if seconds >= limit else None
 
 
@@ -154,7 +131,7 @@ def shows_life(folder: RunFolder) -> bool:
     """Return whether ranks or agents have just written what they write at intervals: metrics, or
     samples of a node.
     """
-    return origin.now() - _newest([folder.metrics, *folder.system.glob("*.jsonl")]) < FRESH
+    return origin.now() - newest_change([folder.metrics, *folder.system.glob("*.jsonl")]) < FRESH
 
 
 def seconds_run(state: JobState) -> float:
@@ -163,12 +140,3 @@ def seconds_run(state: JobState) -> float:
         return parse_seconds(state.elapsed)
     except ValueError:
         return 0.0
-
-
-def _newest(paths: Iterable[Path]) -> float:
-    """Return when the newest of these files was written; 0 if there is none."""
-    newest = 0.0
-    for path in paths:
-        with suppress(OSError):
-            newest = max(newest, path.lstat().st_mtime)
-    return newest

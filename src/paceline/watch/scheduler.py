@@ -20,6 +20,7 @@ from paceline.slurm.job_states import ENDED, LIVE, JobState
 from paceline.spec.quantities import parse_seconds
 from paceline.spec.settings import find_site
 from paceline.watch import origin
+from paceline.watch.events import newest_change
 
 DEFAULT = 60.0
 SANDBOX_FILE = "poll-interval"  # beside the slurm.conf of a sandbox, which you share with nobody
@@ -76,7 +77,7 @@ def read_evidence(runs: Iterable[tuple[RunFolder, str]]) -> dict[str, Evidence]:
 
 def _read(folder: RunFolder, job: str) -> Evidence:
     holder = find_holder(folder)
-    submitted, cancelled = _modified(folder.job), _modified(folder.cancelled)
+    submitted, cancelled = newest_change([folder.job]), newest_change([folder.cancelled])
     if holder is None or holder.job != job:
         return Evidence(submitted, is_final=bool(cancelled))
     start = holder.job_start
@@ -85,17 +86,10 @@ def _read(folder: RunFolder, job: str) -> Evidence:
     has_failed = verdict == FAILED and not start.requeue.exists()
     is_final = bool(cancelled) or verdict == DONE or has_failed
     is_trial = folder.path.parent.name == TRIALS  # its job goes on with the next trial
-    written = max(cancelled, _modified(start.verdict) if verdict is not None else 0.0)
+    written = max(cancelled, newest_change([start.verdict]) if verdict is not None else 0.0)
     is_closed = is_final and (is_trial or time.time() - written > CLOSED_AGE)
-    started = _modified(folder.claims / str(holder.number))
+    started = newest_change([folder.claims / str(holder.number)])
     return Evidence(submitted, started, 0.0 if is_trial else written, is_final, is_closed)
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.lstat().st_mtime
-    except OSError:
-        return 0.0
 
 
 DOUBT = 2.0  # seconds after which an answer that may be wrong is repeated

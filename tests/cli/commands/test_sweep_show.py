@@ -17,7 +17,7 @@ import pytest
 from paceline.cli.commands import sweep_show
 from paceline.contract.sweep_folder import SweepFolder
 from paceline.spec.shell_text import meant_for
-from paceline.sweep.report import describe_trials, importances, make_figures
+from paceline.sweep.report import describe_trials, make_figures
 from paceline.sweep.results import best_first, read_sweep, rows
 from tests.sweep.folders import end, grid, make_sweep
 from tests.ui.report.answers import read_answers
@@ -115,22 +115,6 @@ def test_parameters_named_like_other_columns(tmp_path: Path) -> None:
     }
 
 
-def test_the_report_has_the_settings_of_the_scripts(tmp_path: Path) -> None:
-    """Those that are alike once, the others as columns; not those that the sweep sets, and none of pending trials."""
-    folder = make_sweep(tmp_path / "settings", grid([{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3}]))
-    for trial in read_sweep(folder).trials[:2]:
-        end(folder, trial.number, value=1.5)
-        config = {"lr": trial.point["lr"], "data": "<books>", "model": {"width": 8 + trial.number}}
-        trial.folder.config.write_text(json.dumps(config))
-    answer = describe_trials(read_sweep(folder))
-    assert answer["settings"] == {"data": "<books>"}
-    assert [row["config"] for row in answer["rows"]] == [
-        {"model.width": 8},
-        {"model.width": 9},
-        {"model.width": None},
-    ]
-
-
 def test_dots_have_the_numbers_of_their_trials(scratch: Path) -> None:
     """Trial 0 did best but one, and trial 1 has not ended."""
     points = [{"lr": lr} for lr in (0.001, 0.01, 0.05, 5.0)]
@@ -148,7 +132,7 @@ def test_dots_have_the_numbers_of_their_trials(scratch: Path) -> None:
     }
 
 
-def test_the_report_has_the_figures_of_optuna(
+def test_the_report_has_figures(
     searched: SweepFolder, paceline: Callable[..., Completed], tmp_path: Path
 ) -> None:
     paceline("sweep", "show", "digits", "--report", "report.html", check=True, cwd=tmp_path)
@@ -158,29 +142,21 @@ def test_the_report_has_the_figures_of_optuna(
     sweep = answers["api/sweeps/digits"]
     assert [figure["title"] for figure in sweep["figures"]] == [
         "History",
-        "Importance",
         "Parallel coordinates",
         "Slices",
     ]
-    history, importance, lines, slices = (figure["figure"] for figure in sweep["figures"])
+    history, lines, slices = (figure["figure"] for figure in sweep["figures"])
     assert len(history["data"][0]["x"]) == 52
-    assert importance["data"][0]["y"][-1] == "lr"
-    # lr, optimizer, width and the loss
-    assert sum(len(trace["x"]) == 4 for trace in lines["data"]) >= 52
+    columns = lines["data"][0]["dimensions"]
+    # the loss, and the parameters that all trials have
+    assert [each["label"].split()[-1] for each in columns] == ["loss", "lr", "optimizer", "width"]
+    assert all(len(each["values"]) == 52 for each in columns)
     assert len(slices["data"]) == 4
     assert len(sweep["rows"]) == 60
     done = [trial for trial in read_sweep(searched).trials if trial.value is not None]
     best = min(done, key=lambda trial: trial.value or 0)
     assert (sweep["best"]["number"], sweep["best"]["point"]) == (best.number, best.point)
     assert f"api/runs/digits-{best.number}" in answers  # its own page
-
-
-def test_the_decisive_parameter_ranks_as_most_important(searched: SweepFolder) -> None:
-    shares = importances(read_sweep(searched))
-    assert sum(shares.values()) == pytest.approx(1.0)
-    assert next(iter(shares)) == "lr"
-    assert shares["lr"] > 0.5
-    assert set(shares) == {"lr", "optimizer", "width"}  # not momentum, which some lack
 
 
 def test_reports_without_values(tmp_path: Path) -> None:

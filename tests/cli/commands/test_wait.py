@@ -29,7 +29,7 @@ def here(guard: None, scratch: Path, tmp_path: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_SCRATCH", str(scratch))
         patch.chdir(tmp_path)
-        patch.setattr(run_log, "QUERY_INTERVALS", (0.05, 0.1))
+        patch.setattr(run_log, "QUERY_INTERVAL", 0.05)
         yield
 
 

@@ -152,7 +152,7 @@ def test_a_sweep_with_the_pages_of_its_best_trials(
     tab = offline.tab
     tab.goto(f"file://{tmp_path}/report.html")
     tab.locator(".figures svg").first.wait_for(state="attached")
-    assert tab.locator(".figures .card").count() == (2 if light else 4)
+    assert tab.locator(".figures .card").count() == (1 if light else 3)
     tab.get_by_role("link", name="trial 0").first.click()
     tab.get_by_role("heading", name="search-0").wait_for()
     tab.get_by_role("link", name="search", exact=True).click()

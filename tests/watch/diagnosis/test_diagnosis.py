@@ -294,9 +294,9 @@ FAULTS: dict[str, tuple[Plant, str, str, str, str]] = {
     ),
     "a loader without cores": (
         loader_without_cores,
-        "cores",
+        "data",
         WARNING,
-        "short of cores",
+        "loader is slow",
         "7.9 of its 8 cores",
     ),
     "a throttled core": (throttled, "throttled", WARNING, "cores of node2 are throttled", "83 %"),

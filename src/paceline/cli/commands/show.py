@@ -13,10 +13,8 @@ from rich.text import Text
 from paceline.cli import console, runs, typer_options
 from paceline.cli.wrapped_text import wrap_text
 from paceline.contract.checkpoint import find_best, find_checkpoints
-from paceline.contract.files import write_output
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED
-from paceline.errors import UsageError
 from paceline.slurm.commands import known_jobs
 from paceline.spec.quantities import show_seconds
 from paceline.spec.shell_text import command_line, type_again
@@ -26,10 +24,9 @@ from paceline.watch import origin
 from paceline.watch.curves import Curves, MetricsReader
 from paceline.watch.details import RunDetails, read_details
 from paceline.watch.failure import describe_start
-from paceline.watch.latest import describe_throughput, read_last_values
-from paceline.watch.openmetrics import write_openmetrics
-from paceline.watch.overview import Overview, read_rows
-from paceline.watch.records import Record, find_runs, read_record, read_records, typed_there
+from paceline.watch.latest import describe_throughput
+from paceline.watch.overview import Overview
+from paceline.watch.records import Record, read_record, typed_there
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,21 +51,6 @@ def command(
         bool, typer.Option("--plots", help="Show only the curves, and where the time went.")
     ] = False,
     as_json: typer_options.AsJson = False,
-    openmetrics: Annotated[
-        bool,
-        typer.Option(
-            "--openmetrics", help="Print its numbers as OpenMetrics text, for monitoring."
-        ),
-    ] = False,
-    active: Annotated[
-        bool, typer.Option("--active", help="With --openmetrics: all your queued and running runs.")
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", metavar="FILE", help="With --openmetrics: replace this file."
-        ),
-    ] = None,
 ) -> int:
     """Show one run: its status, what you asked for, its curves and nodes, and where the time went.
 
@@ -76,24 +58,7 @@ def command(
       paceline show                 the newest run
       paceline show 1a2b --diff     what has changed in the project since 1a2b was started
       paceline show 1a2b --json     everything that is known about it
-      paceline show --openmetrics --active -o paceline.prom
     """
-    if openmetrics:
-        folders = [] if active else [runs.named(run)]
-        if active:
-            rows = read_rows(find_runs(runs.scratch_here()))
-            folders = [RunFolder(Path(row.path)) for row in rows if not row.is_over]
-        text = write_openmetrics(
-            (read_details(record), read_last_values(record.folder.metrics))
-            for record in read_records(folders)
-        )
-        if output is not None:
-            write_output(output, text)
-        else:
-            sys.stdout.write(text)
-        return 0
-    if active or output is not None:
-        raise UsageError("--active and --output need --openmetrics.", hint="Add --openmetrics.")
     if diff:
         return _show_differences(runs.named(run))
     record = read_record(runs.named(run))
@@ -137,8 +102,8 @@ def show_run(record: Record, details: RunDetails, out: Console) -> None:
 def show_pictures(record: Record, details: RunDetails, out: Console) -> None:
     """Print where the time of a run went, and its curves."""
     width, unicode = _picture_size(out)
-    curves, metrics = Curves(), MetricsReader(record.folder.metrics)
-    curves.add(metrics.read_new())
+    curves = Curves()
+    curves.add(MetricsReader(record.folder.metrics).read_new())
     _print_lines(run_view.timeline_lines(details, width=width, unicode=unicode), out)
     # The time line of a single attempt is a bar of its goodput already.
     has_bar = len(details.attempts) > 1
@@ -148,9 +113,6 @@ def show_pictures(record: Record, details: RunDetails, out: Console) -> None:
     _print_lines(time_went, out, apart=has_bar)
     loss = details.overview.loss_name
     _print_lines(run_view.curve_lines(curves.all(), first=loss, width=width, unicode=unicode), out)
-    if metrics.is_sampled:
-        sampled = "The metrics file is large: these curves are drawn from a sample of its lines."
-        _print_facts([("", sampled)], out)
 
 
 def _picture_size(out: Console) -> tuple[int, bool]:

@@ -247,7 +247,6 @@ def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
     from paceline.cli.log_printer import LogPrinter, WaitNotes, follow_until_over
     from paceline.watch.events import had_nothing_left, read_events
     from paceline.watch.run_log import RunLog, wait_until_over
-    from paceline.watch.run_status import killed_shell
 
     with runs.goes_on(folder):
         if follow:
@@ -261,11 +260,7 @@ def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
     )
     if record.status == DONE:
         return 0
-    if (
-        record.requeue_problem
-        or killed_shell(folder, record.state)
-        or record.status == DONE_UNSAVED
-    ):
+    if record.requeue_problem or record.status == DONE_UNSAVED:
         console.say_note(record.detail)
     if record.status not in (STOPPED, DONE_UNSAVED):
         runs.say_failure(folder)

@@ -1,4 +1,4 @@
-// Still pictures of the figures that Plotly draws elsewhere: lines, dots and bars on one pair of axes.
+// Still pictures of the figures that Plotly draws elsewhere: lines and dots on one pair of axes.
 
 import { s } from "./dom.js";
 import { clock } from "./format.js";
@@ -8,20 +8,19 @@ const COLOUR = "var(--accent)";
 
 /** Whether there is a still picture of a figure. */
 export function canBeStill(figure) {
-  return figure.data.every((trace) => ["scatter", "bar"].includes(trace.type) && !/\d/.test(trace.xaxis || ""));
+  return figure.layout.xaxis?.type !== "category" && figure.data.every((trace) => trace.type === "scatter" && !/\d/.test(trace.xaxis || ""));
 }
 
 /** Return a figure as an SVG element of this size. */
 export function stillPicture({ data, layout }, width, height) {
   const picture = s("svg", { class: "still", viewBox: `0 0 ${width} ${height}`, role: "img" });
   const { xaxis = {}, yaxis = {} } = layout;
-  const isSideways = data.some((trace) => trace.orientation === "h");
-  const left = MARGIN.left + (isSideways ? 60 : 0), right = width - MARGIN.right, bottom = height - MARGIN.bottom;
-  const all = (key, axis) => [...data.flatMap((trace) => list(trace[key])), ...(axis.range || [])];
-  const x = scale([...all("x", xaxis), ...(isSideways ? [0] : [])], xaxis.type, left, right);
-  const y = scale(all("y", yaxis), isSideways ? "category" : yaxis.type, bottom, MARGIN.top);
+  const left = MARGIN.left, right = width - MARGIN.right, bottom = height - MARGIN.bottom;
+  const all = (key, axis) => [...data.flatMap((trace) => trace[key]), ...(axis.range || [])];
+  const x = scale(all("x", xaxis), xaxis.type, left, right);
+  const y = scale(all("y", yaxis), yaxis.type, bottom, MARGIN.top);
   for (const [at, text] of y.ticks) {
-    picture.append(s("line", { class: "grid", x1: left, x2: right, y1: at, y2: at }), label(text, left - 6, at + 4, "end", isSideways ? 18 : 9));
+    picture.append(s("line", { class: "grid", x1: left, x2: right, y1: at, y2: at }), label(text, left - 6, at + 4, "end", 9));
   }
   for (const [at, text] of x.ticks) picture.append(label(text + (xaxis.ticksuffix || ""), at, bottom + 16, "middle", 10));
   const title = typeof xaxis.title === "string" ? xaxis.title : xaxis.title?.text;
@@ -31,13 +30,9 @@ export function stillPicture({ data, layout }, width, height) {
 }
 
 function draw(picture, trace, x, y) {
-  const ys = list(trace.y).map(y.at);
-  const points = list(trace.x).map((value, index) => [x.at(value), ys[index]]).filter((point) => point.every(Number.isFinite));
+  const ys = trace.y.map(y.at);
+  const points = trace.x.map((value, index) => [x.at(value), ys[index]]).filter((point) => point.every(Number.isFinite));
   const colour = [trace.line?.color, trace.marker?.color].find((each) => typeof each === "string") || COLOUR;
-  if (trace.type === "bar") {
-    for (const [to, middle] of points) picture.append(s("rect", { x: x.at(0), y: middle - 8, width: Math.max(0, to - x.at(0)), height: 16, rx: 3, fill: COLOUR }));
-    return;
-  }
   if ((trace.mode || "lines").includes("lines") && points.length > 1) {
     const path = points.map((point) => point.map((each) => each.toFixed(1)).join(",")).join("L");
     picture.append(s("path", { d: `M${path}`, fill: "none", stroke: colour, "stroke-width": trace.line?.width || 1.5, "stroke-linejoin": "round", opacity: trace.opacity ?? 1 }));
@@ -47,13 +42,8 @@ function draw(picture, trace, x, y) {
   }
 }
 
-/** Place values between two ends: by size, by logarithm, by time, or evenly if they are words. */
+/** Place values between two ends: by size, by logarithm or by time. */
 function scale(values, type, from, to) {
-  if (type === "category") {
-    const words = [...new Set(values.map(String))];
-    const at = (value) => from + ((to - from) * (words.indexOf(String(value)) + 0.5)) / words.length;
-    return { at, ticks: words.map((word) => [at(word), word]) };
-  }
   const number = { log: (value) => Math.log10(value), date: Date.parse }[type] || Number;
   const known = values.map(number).filter(Number.isFinite);
   let low = Math.min(...known), high = Math.max(...known);
@@ -81,13 +71,4 @@ function short(value) {
 
 function label(text, x, y, anchor, length) {
   return s("text", { x, y, "text-anchor": anchor }, text.length > length ? `${text.slice(0, length - 1)}…` : text);
-}
-
-/** An array as a list; Plotly may pack one as base64. */
-function list(any) {
-  if (Array.isArray(any)) return any;
-  if (!any?.bdata) return [];
-  const kinds = { f8: Float64Array, f4: Float32Array, i4: Int32Array, i2: Int16Array, i1: Int8Array, u1: Uint8Array };
-  const packed = Uint8Array.from(atob(any.bdata), (letter) => letter.charCodeAt(0));
-  return kinds[any.dtype] ? Array.from(new kinds[any.dtype](packed.buffer)) : [];
 }

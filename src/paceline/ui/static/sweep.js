@@ -1,4 +1,4 @@
-// Sweeps: the list, and one sweep with its trials and Optuna's figures.
+// Sweeps: the list, and one sweep with its trials and figures.
 
 import { Chart, canBeDrawn, harmless } from "./charts.js";
 import { h, later, put } from "./dom.js";
@@ -25,16 +25,14 @@ export async function sweepPage(host, place, argument) {
     table.set(sweep.rows.filter((row) => matches(row, filter.value.toLowerCase())));
     drawFigures(figures, charts, sweep.figures.filter(({ figure }) => canBeDrawn(figure)));
   };
-  const failed = failures(sweep), same = Object.entries(sweep.settings || {});
+  const failed = failures(sweep);
   put(host,
     h("div", { class: "head" }, title, h("p", { class: "quiet" }, `${plain(sweep.metric)}, ${sweep.direction === "maximize" ? "larger is better" : "smaller is better"}`)),
     progress,
-    sweep.note ? h("p", { class: "banner amber" }, plain(sweep.note)) : null,
     figures,
     h("div", { class: "toolbar", style: { "margin-top": "20px" } }, h("h2", null, "Trials"), h("span", { class: "spacer" }), filter),
     sweep.rows.length ? table.host : empty("No trials yet", "They appear when the sweep starts its first run."),
-    failed,
-    same.length ? h("section", { class: "card", style: { "margin-top": "20px" } }, h("h2", null, "Settings of all trials"), facts(same.map(([name, any]) => [plain(name), plain(value(any))]))) : null);
+    failed);
   draw();
   const isLive = () => LIVE.some((name) => sweep.counts[name]);
   const timer = !isReport && setInterval(async () => {
@@ -97,24 +95,20 @@ function isWide(figure) {
   return axes > 1 || figure.data.some((trace) => trace.type === "parcoords") || figure.data.length > 12;
 }
 
-/** Optuna's figure without its own frame: the card has a title, and the page has colours. */
+/** A figure with the margins of its kind. */
 function restyled(figure) {
   const { data, layout } = harmless(figure);
-  const { template, title, width, height, plot_bgcolor, paper_bgcolor, font, ...kept } = layout || {};
-  if (data.some((trace) => trace.orientation === "h") && kept.yaxis) delete kept.yaxis.title;
   const isParallel = data.some((trace) => trace.type === "parcoords");
-  return { data, layout: { ...kept, showlegend: data.length > 1 && data.length < 6 && Boolean(kept.showlegend ?? true), legend: { orientation: "h", y: 1.08 }, margin: isParallel ? { l: 70, r: 70, t: 50, b: 24 } : { l: 60, r: 16, t: 30, b: 50 } } };
+  return { data, layout: { ...layout, legend: { orientation: "h", y: 1.08 }, margin: isParallel ? { l: 70, r: 70, t: 50, b: 24 } : { l: 60, r: 16, t: 30, b: 50 } } };
 }
 
 function rowColumns(sweep) {
-  const settings = [...new Set(sweep.rows.flatMap((row) => Object.keys(row.config || {})))];
-  const named = (name, pick) => ({ name: `of ${name}`, title: plain(name), kind: "num", order: (row) => pick(row)?.[name], cell: (row) => (pick(row)?.[name] === undefined || pick(row)[name] === null ? "" : plain(value(pick(row)[name]))) });
+  const named = (name) => ({ name: `of ${name}`, title: plain(name), kind: "num", order: (row) => row.point[name], cell: (row) => (row.point[name] === undefined || row.point[name] === null ? "" : plain(value(row.point[name]))) });
   return [
     { name: "number", title: "Trial", kind: "num", order: (row) => row.number, cell: (row) => [h("a", { href: `#/run/${encodeURIComponent(`${sweep.name}-${row.number}`)}` }, String(row.number)), row.numbers.length > 1 && h("span", { class: "quiet" }, `–${row.numbers.at(-1)}`)] },
     { name: "state", title: "State", order: (row) => row.state, cell: (row) => h("span", { title: plain(row.error || row.status) }, pill(row.state), row.state === "pruned" && row.step !== null && h("span", { class: "quiet small" }, ` at step ${row.step}`)) },
     { name: "value", title: plain(sweep.metric), kind: "num", order: (row) => (row.counts ? row.value : null), cell: (row) => [number(row.value, 5), row.deviation !== null && h("span", { class: "quiet" }, ` ± ${number(row.deviation, 2)} (n = ${row.count})`)] },
-    ...sweep.keys.map((name) => named(name, (row) => row.point)),
-    ...settings.map((name) => named(name, (row) => row.config)),
+    ...sweep.keys.map(named),
     { name: "seconds", title: "Time", kind: "num", order: (row) => row.seconds, cell: (row) => duration(row.seconds) },
   ];
 }

@@ -150,7 +150,7 @@ class Evidence:
         found: dict[int, AgentEvidence] = {}
         for path in self.folder.events.glob("agent-*.jsonl"):
             index = path.stem.removeprefix("agent-")
-            events = [_clean(each) for each in read_objects(path)]
+            events = [keep_valid(each, AGENT_FIELDS) for each in read_objects(path)]
             starts = [number for number, each in enumerate(events) if each.get("event") == "node"]
             if index.isdigit() and starts:
                 found[int(index)] = AgentEvidence(int(index), events[starts[-1] :])
@@ -235,17 +235,6 @@ class Evidence:
     def host_of_rank(self, rank: int) -> str:
         hosts = (a.host for a in self.agents.values() if rank in (a.node.get("ranks") or []))
         return next(hosts, "?")
-
-
-def _clean(line: Event) -> Event:
-    """Return an event whose values have the types that we expect, and those inside them too."""
-    event = keep_valid(line, AGENT_FIELDS)
-    for key in ("interfaces", "set", "chosen"):
-        if key in event:
-            event[key] = {name: text for name, text in event[key].items() if isinstance(text, str)}
-    if "ranks" in event:
-        event["ranks"] = [rank for rank in event["ranks"] if isinstance(rank, int)]
-    return event
 
 
 def _as_usage(answer: NodeAnswer) -> NodeUsage:

@@ -9,16 +9,15 @@ from paceline.contract.fitness import Judgement, Measurement, expected_between
 from paceline.contract.heartbeat_file import READY, RUNNING
 from paceline.spec.findings import GOOD, NOTE, PROBLEM, WARNING, Finding
 from paceline.watch.diagnosis.evidence import Evidence
-from paceline.watch.diagnosis.resources import THROTTLED, saturated
-from paceline.watch.latest import read_data_wait
+from paceline.watch.diagnosis.resources import THROTTLED
 from paceline.watch.node_usage import MIN_SECONDS, RankSample, slow_ranks
 
 DOCS = "docs/troubleshooting.md"
 WAITS = 0.3  # of the time, for data
 REST = "the rest of a step is not measured"
 FASTER_DATA = (
-    "Raise num_workers, stage the data to the nodes (--data), or keep small sets on the "
-    "device (resident)."
+    "Raise num_workers (with --cpus-per-gpu if all cores are in use), stage the data to the nodes "
+    "(--data), or keep small sets on the device (resident)."
 )
 
 
@@ -26,10 +25,9 @@ def check_data(evidence: Evidence) -> list[Finding]:
     """Name the ranks that spend much of their time waiting for the next batch."""
     known = ((rank, _wait_share(samples)) for rank, samples in evidence.ranks.items())
     shares = {rank: share for rank, share in known if share is not None}
-    # what rank 0 has written for all ranks: samples of a young or short run say nothing yet
-    mean = median(shares.values()) if shares else _mean_wait(evidence)
-    if mean is None:
+    if not shares:
         return []
+    mean = median(shares.values())
     waiting = sorted((rank for rank in shares if shares[rank] >= WAITS), key=lambda r: -shares[r])
     fact = f"ranks wait for it {mean:.0%} of the time"
     if not waiting and mean < WAITS:
@@ -39,27 +37,17 @@ def check_data(evidence: Evidence) -> list[Finding]:
         "time"
         for rank in waiting[:4]
     ]
-    hosts, busy = sorted({*map(evidence.host_of_rank, waiting)}), saturated(evidence)
+    hosts = sorted({*map(evidence.host_of_rank, waiting)})
+    facts += [
+        f"{use.host}: the run uses {use.mean('own_cpu') or 0:.1f} of its "
+        f"{use.details.get('own_cores')} cores"
+        for use in evidence.usage
+        if use.host in hosts
+    ][:4]
     where = f" on {', '.join(hosts)}" if mean < WAITS else ""
-    about, section, hint = "data", "waiting-for-data", FASTER_DATA
     text = f"The data loader is slow{where}: ranks wait for it, not for the model."
-    if hosts and all(host in busy for host in hosts):
-        about, section = "cores", "too-few-cores"
-        text = "The data loader is short of cores: it has too few per rank."
-        hint = (
-            "Ask for more cores (--cpus-per-gpu), and give them to num_workers; or do less work "
-            "per sample."
-        )
-        facts += [busy[host] for host in hosts[:4]]
-    return [Finding(about, WARNING, text, hint, tuple(facts or [fact]), f"{DOCS}#{section}")]
-
-
-def _mean_wait(evidence: Evidence) -> float | None:
-    """Return the share of its time that the newest start of the run waits for data, by its
-    metrics.
-    """
-    began = min((float(use.details.get("time", 0)) for use in evidence.usage), default=0.0)
-    return read_data_wait(evidence.folder.metrics, since=began, min_seconds=MIN_SECONDS)
+    docs = f"{DOCS}#waiting-for-data"
+    return [Finding("data", WARNING, text, FASTER_DATA, tuple(facts or [fact]), docs)]
 
 
 def _wait_share(samples: Sequence[RankSample]) -> float | None:
@@ -118,7 +106,6 @@ def find_slow_ranks(evidence: Evidence) -> dict[int, float]:
     found = {}
     for rank, ratio in slow_ranks(evidence.ranks).items():
         share = _wait_share(evidence.ranks[rank])
-        share = _mean_wait(evidence) if share is None else share
         if evidence.host_of_rank(rank) not in throttled and (share is None or share < WAITS):
             found[rank] = ratio
     return found

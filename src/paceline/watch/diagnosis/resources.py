@@ -23,7 +23,6 @@ VERSIONS = {
     "paceline": "Paceline",
     "gpu_driver": "the GPU driver",
 }
-BUSY = 0.9  # of a node's own cores
 THROTTLED = 20.0  # percent of the periods of a CPU limit
 MIN_SAMPLES = 2
 
@@ -189,16 +188,6 @@ def check_cores(evidence: Evidence) -> list[Finding]:
     return [Finding("cores", GOOD, ", ".join(sorted(texts)))] if texts else []
 
 
-def saturated(evidence: Evidence) -> dict[str, str]:
-    """Return the nodes whose ranks use all of their cores."""
-    found = {}
-    for use in evidence.usage:
-        cores, used = use.details.get("own_cores"), use.mean("own_cpu") or 0.0
-        if isinstance(cores, int) and len(use.samples) >= MIN_SAMPLES and used >= BUSY * cores:
-            found[use.host] = f"{use.host}: the run uses {used:.1f} of its {cores} cores"
-    return found
-
-
 # Exceptions of torch and of Paceline whose messages say that memory is short. Any other may quote
 # these words.
 _CARRIERS = ("RuntimeError", "AcceleratorError", "DistBackendError", "RunError")
@@ -236,6 +225,7 @@ _SHARED_MEMORY = re.compile(
     r"file </torch_|workers are out of shared memory|(?:device|exceeded): '?/dev/shm/"
 )
 NO_SPACE = 64 << 20  # bytes
+SAVES = ("saved", "save_failed")  # events
 FIX = (
     "Remove old runs and checkpoints (keep_last in [checkpoint] keeps fewer), or choose another "
     "--scratch."
@@ -320,40 +310,26 @@ def check_disk(evidence: Evidence) -> list[Finding]:
         return [Finding("shm", PROBLEM, full, SHARED_MEMORY_FIX, facts, f"{DOCS}#shared-memory")]
     is_error = bool(_DISK.search(text))
     written, free = _failed_writes(evidence, is_error=is_error), free_space(evidence.folder.path)
-    short = free is not None and free < NO_SPACE
+    short = [f"{evidence.folder.path}: {free >> 20} MB free now"] if free < NO_SPACE else []
     if not (written or short or any(each.level == PROBLEM for each in evidence.quotas)):
         found = [
             Finding("disk", WARNING, each.text, each.hint, (), docs) for each in evidence.quotas
         ]
-        known = [Finding("disk", GOOD, f"{(free or 0) / 2**30:.1f} GB free")]
-        return found or (known if free is not None else [])
+        return found or [Finding("disk", GOOD, f"{free / 2**30:.1f} GB free")]
     # A run that is done, or has saved since, has got over it; another error is another cause.
-    is_past = bool(written) and _has_saved_since(evidence) and not failure
+    saves = [each["event"] for each in evidence.record.events if each["event"] in SAVES]
+    is_past = bool(written) and saves[-1:] == ["saved"] and not failure
     is_over_it = evidence.record.status == DONE or is_past or (bool(failure) and not is_error)
     path = _PATH.search(text) if is_error else None
     where = path[1] if path else evidence.folder.path
     what = "The disk is full, or your quota is used up" if written else "The disk is almost full"
-    facts = (
-        *written,
-        *([f"{evidence.folder.path}: {(free or 0) >> 20} MB free now"] if short else []),
-        *(each.text for each in evidence.quotas),
-    )
+    facts = (*written, *short, *(each.text for each in evidence.quotas))
     level = WARNING if is_over_it else PROBLEM
     return [Finding("disk", level, f"{what}: {where}", FIX, facts, docs)]
 
 
-def free_space(path: Path) -> int | None:
-    try:
-        return shutil.disk_usage(path).free
-    except OSError:
-        return None
-
-
-def _has_saved_since(evidence: Evidence) -> bool:
-    """Whether a checkpoint was written since the last one that could not be."""
-    events = evidence.record.events
-    saves = [each["event"] for each in events if each["event"] in ("saved", "save_failed")]
-    return saves[-1:] == ["saved"]
+def free_space(path: Path) -> int:
+    return shutil.disk_usage(path).free
 
 
 def _failed_writes(evidence: Evidence, *, is_error: bool) -> list[str]:
