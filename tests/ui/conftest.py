@@ -24,7 +24,9 @@ class Console:
         page.on("request", lambda request: self._check(request.url))
 
     def _note(self, message: Any) -> None:
-        self.problems.append(f"{message.type}: {message.text}")
+        # Plotly draws parallel coordinates with WebGL, which is slow without a GPU.
+        if "GL Driver Message (OpenGL, Performance" not in message.text:
+            self.problems.append(f"{message.type}: {message.text}")
 
     def _check(self, url: str) -> None:
         if not url.startswith(("http://127.0.0.1:", "http://localhost:", "data:", "blob:")):
