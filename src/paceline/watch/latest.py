@@ -175,6 +175,17 @@ def describe_throughput(metrics: Path) -> str:
     return " · ".join(show(value) for show, value in known if value is not None)
 
 
+def read_data_wait(metrics: Path, *, since: float, min_seconds: float) -> float | None:
+    """Return the share of time for which ranks waited for data; None if less than `min_seconds`
+    are known.
+    """
+    records = [each for each in read_end(metrics) if (as_number(each.get("time")) or -1.0) >= since]
+    if not records or records[-1]["time"] - records[0]["time"] < min_seconds:
+        return None
+    waits = [wait for each in records if (wait := as_number(each.get("data_wait"))) is not None]
+    return statistics.median(waits) if waits else None
+
+
 def show_step(seconds: float) -> str:
     if seconds >= 60:
         return show_seconds(seconds)

@@ -10,6 +10,7 @@ from paceline.contract.heartbeat_file import READY, RUNNING
 from paceline.spec.findings import GOOD, NOTE, PROBLEM, WARNING, Finding
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.diagnosis.resources import THROTTLED
+from paceline.watch.latest import read_data_wait
 from paceline.watch.node_usage import MIN_SECONDS, RankSample, slow_ranks
 
 DOCS = "docs/troubleshooting.md"
@@ -25,9 +26,10 @@ def check_data(evidence: Evidence) -> list[Finding]:
     """Name the ranks that spend much of their time waiting for the next batch."""
     known = ((rank, _wait_share(samples)) for rank, samples in evidence.ranks.items())
     shares = {rank: share for rank, share in known if share is not None}
-    if not shares:
+    # what rank 0 has written for all ranks: samples of a young or short run say nothing yet
+    mean = median(shares.values()) if shares else _mean_wait(evidence)
+    if mean is None:
         return []
-    mean = median(shares.values())
     waiting = sorted((rank for rank in shares if shares[rank] >= WAITS), key=lambda r: -shares[r])
     fact = f"ranks wait for it {mean:.0%} of the time"
     if not waiting and mean < WAITS:
@@ -48,6 +50,14 @@ def check_data(evidence: Evidence) -> list[Finding]:
     text = f"The data loader is slow{where}: ranks wait for it, not for the model."
     docs = f"{DOCS}#waiting-for-data"
     return [Finding("data", WARNING, text, FASTER_DATA, tuple(facts or [fact]), docs)]
+
+
+def _mean_wait(evidence: Evidence) -> float | None:
+    """Return the share of its time that the newest start of the run waits for data, by its
+    metrics.
+    """
+    began = min((float(use.details.get("time", 0)) for use in evidence.usage), default=0.0)
+    return read_data_wait(evidence.folder.metrics, since=began, min_seconds=MIN_SECONDS)
 
 
 def _wait_share(samples: Sequence[RankSample]) -> float | None:
@@ -106,6 +116,7 @@ def find_slow_ranks(evidence: Evidence) -> dict[int, float]:
     found = {}
     for rank, ratio in slow_ranks(evidence.ranks).items():
         share = _wait_share(evidence.ranks[rank])
+        share = _mean_wait(evidence) if share is None else share
         if evidence.host_of_rank(rank) not in throttled and (share is None or share < WAITS):
             found[rank] = ratio
     return found
