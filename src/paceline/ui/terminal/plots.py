@@ -42,7 +42,8 @@ def short_number(value: float) -> str:
 
 def sparkline(values: Iterable[float], width: int, *, unicode: bool = True) -> str:
     """Return a curve in one line: the mean of the values in each column."""
-    known = [value for value in values if math.isfinite(value)]
+    # no sum or difference of these is infinite
+    known = [max(-LARGEST, min(each, LARGEST)) for each in values if math.isfinite(each)]
     if not known or width < 1:
         return ""
     columns = min(width, len(known))
@@ -51,12 +52,10 @@ def sparkline(values: Iterable[float], width: int, *, unicode: bool = True) -> s
     low, high = min(means), max(means)
     blocks = BLOCKS if unicode else ASCII_BLOCKS
     top = len(blocks) - 1
-    if high / 2 - low / 2 <= 0:
+    if low >= high:
         return blocks[top // 2] * columns
-    # Halves, so that the difference of the largest floats is one too.
-    return "".join(
-        blocks[1 + round((mean / 2 - low / 2) / (high / 2 - low / 2) * (top - 1))] for mean in means
-    )
+    shares = [(mean - low) / (high - low) for mean in means]
+    return "".join(blocks[1 + round(share * (top - 1))] for share in shares)
 
 
 def line_plot(
