@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from paceline.agent.sweep_trial import main as trial_main
-from paceline.cli.commands import ps, show, sweep_show
+from paceline.cli.commands import ps, show
 from paceline.contract.fitness import Measurement
 from paceline.contract.foreign_records import (
     keep_valid,
@@ -361,7 +361,7 @@ def test_hostile_files_of_a_sweep_cost_one_error(
 
     def look() -> None:
         with suppress(PacelineError):
-            sweep_show.command("sweep")
+            sweep.show("sweep")
         with suppress(PacelineError):
             sweep.read_points()
             sweep.read_search()

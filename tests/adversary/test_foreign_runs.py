@@ -12,9 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.cli.commands import cancel, export, logs, shell, show, sweep_cancel, sync
+from paceline.cli.commands import cancel, export, logs, shell, show, sweep, sync
 from paceline.cli.commands.clean import find_ended_secrets
-from paceline.cli.commands.sweep import find_file as find_sweep_file
 from paceline.contract.sweep_folder import Search
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.launch.environment_file import SECRETS_MARK
@@ -161,13 +160,13 @@ def test_sweeps_of_others(scratch: Path) -> None:
     search = Search("digits", metric="loss", sampler="grid", file=str(scratch / "sweep.toml"))
     (folder / "sweep.json").write_text(search.to_json())
     (scratch / "sweep.toml").write_text("")
-    assert find_sweep_file("last")[0] == scratch / "sweep.toml"
+    assert sweep.find_file("last")[0] == scratch / "sweep.toml"
     give(folder, *folder.iterdir())
     for name in ("last", "digits", "dig"):
         with pytest.raises(UsageError, match="You have no sweep"):
-            find_sweep_file(name)
+            sweep.find_file(name)
     with pytest.raises(UsageError, match="Sweep digits is not yours"):
-        sweep_cancel.command(str(folder))
+        sweep.cancel(str(folder))
     assert not (folder / "cancelled").exists()
     with pytest.raises(UsageError, match="Sweep digits is not yours"):
         SweepWriter(RunPath(scratch, "p", "e", "digits")).check_search(search)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cli import cluster_request, dispatch
+from paceline.cli import dispatch, on_cluster
 from paceline.errors import UsageError
 from paceline.ssh import remote_command
 from paceline.ssh.connection import Connection
@@ -55,7 +55,7 @@ def sent(guard: None, tmp_path: Path) -> Iterator[list[RemoteCommand]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path / "home"))
         patch.setattr(Connection, "require", lambda _: None)
-        patch.setattr(cluster_request, "_ask_first", lambda *_, **__: None)
+        patch.setattr(on_cluster, "_ask_first", lambda *_, **__: None)
         patch.setattr(remote_command, "carry_out", record)
         patch.setattr(remote_command, "submit", record)
         yield requests

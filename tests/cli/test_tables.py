@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from paceline.cli import console
-from paceline.cli.commands import ps, show, sweep_show
+from paceline.cli.commands import ps, show, sweep
 from paceline.contract.run_folder import RunFolder
 from paceline.slurm.job_states import JobState
 from paceline.watch.overview import make_overview
@@ -173,8 +173,8 @@ def test_sweep_show_drops_what_does_not_vary_first(
     )
     for number in range(3):
         end(folder, number, value=0.123456 + number)
-    monkeypatch.setattr(sweep_show.runs, "scratch_here", lambda: tmp_path / "scratch")
-    text = draw(width, lambda: sweep_show.command("last", sort="value", count=20))
+    monkeypatch.setattr(sweep.runs, "scratch_here", lambda: tmp_path / "scratch")
+    text = draw(width, lambda: sweep.show("last", sort="value", count=20))
     table = text[text.index("TRIAL") :]
     assert all(len(line.rstrip()) <= (width or console.PIPE_WIDTH) for line in table.splitlines())
     assert "…" not in text

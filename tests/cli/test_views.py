@@ -12,12 +12,9 @@ from typing import Any
 import pytest
 
 from paceline import __main__, cli
-from paceline.cli import log_printer
-from paceline.cli.commands import cancel, logs, show, submit
-from paceline.cli.wrapped_text import wrap_text
+from paceline.cli.commands import logs, show, submit
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
-from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import JobState
 from paceline.watch import run_log
 from paceline.watch.log_file import keep_colours
@@ -53,7 +50,7 @@ def test_ctrl_c_says_that_the_run_goes_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = folder.path.name
-    monkeypatch.setattr(log_printer, "follow", interrupt)
+    monkeypatch.setattr(logs, "follow", interrupt)
     monkeypatch.setattr(run_log, "wait_until_over", lambda *_: list(interrupt()))
     watch: Callable[[], object] = lambda: submit.wait_until_done(folder, follow=command == "follow")  # noqa: E731
     if command == "logs":
@@ -149,16 +146,6 @@ def test_wait_names_a_killed_batch_shell(
         f"to continue: paceline submit --resume {folder.path.name} (its ranks had not started)"
         in said
     )
-
-
-def test_long_lines_wrap_at_spaces() -> None:
-    text = f"rank 0 on n1: a long reason\n{'/path' * 9} is full"
-    assert wrap_text(text, 20).splitlines() == [
-        "rank 0 on n1: a long",
-        "reason",
-        "/path" * 9,
-        "is full",
-    ]
 
 
 def test_show_has_the_name_and_indents_what_has_several_lines(

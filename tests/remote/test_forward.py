@@ -82,7 +82,6 @@ def test_errors_and_exit_codes_are_passed_on(
             assert "Traceback" not in said
             assert os.lseek(lines.fileno(), 0, os.SEEK_CUR) == 0, f"{line} read its caller's input"
     assert laptop("ps", "--on", "plain", "--nonsense").returncode == 2  # found here already
-    assert laptop("export", "--on", "plain", "nothing").returncode == 2
     assert laptop("show", "--on", "plain,lab").returncode == 2
 
 

@@ -395,4 +395,4 @@ def test_nobody_reads_of_a_lost_run_while_the_last_answer_is_old(
     finally:
         following.kill()
         following.wait()
-    assert "--- attempt 2, " in (tmp_path / "followed").read_text()
+    assert "--- attempt 2 ---" in (tmp_path / "followed").read_text()

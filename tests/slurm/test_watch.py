@@ -81,7 +81,7 @@ def test_a_job_is_followed_through_the_queue_and_a_requeue(
     assert {each["run_id"] for each in events} == {run.path.name}
     lines = (tmp_path / "followed").read_text().splitlines()
     assert sorted(lines[:2]) == ["[0] rank 0 starts", "[1] rank 1 starts"]
-    assert any(line.startswith("--- attempt 2, ") for line in lines)
+    assert any(line == "--- attempt 2 ---" for line in lines)
     assert sorted(lines[-2:]) == ["[0] rank 0 ends", "[1] rank 1 ends"]
     waited = (tmp_path / "waited").read_text().splitlines()
     assert waited[0].startswith(f"{run.path.name}: queued")

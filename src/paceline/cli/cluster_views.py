@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli import console, on_cluster, run_command, runs
-from paceline.cli.cluster_request import make_request
 from paceline.cli.forwarding import Forwarded, find_project
 from paceline.errors import UsageError
 from paceline.spec.clusters import Cluster, ProjectFile, find_cluster
@@ -24,12 +23,11 @@ from paceline.ssh.connection import Connection
 from paceline.ssh.remote_command import prepare
 from paceline.ssh.run_copy import SOME, Follower, News, RunCopy, Stream
 from paceline.ssh.run_list import print_news
-from paceline.sweep.results import find_sweep
 from paceline.ui.actions import act
 from paceline.watch.origin import ClusterCopy, show, status
 
 SERVER = "view-server"  # the command on the login node that all this asks
-FOLLOW, ONCE, SWEEP, ACT = "follow", "once", "sweep", "act"
+FOLLOW, ONCE, ACT = "follow", "once", "act"
 
 
 def forwarded(asked: Forwarded) -> int:
@@ -46,7 +44,7 @@ def forwarded(asked: Forwarded) -> int:
         return _follow(asked, copy)
     if asked.key == "report":
         name = str(asked.values.get("name") or runs.LAST)
-        return show_once(asked, [ONCE, name], asked.line)
+        return _show_once(asked, name)
     return on_cluster.forward(asked)
 
 
@@ -67,15 +65,15 @@ def _follow(asked: Forwarded, copy: ClusterCopy) -> int:
         return run_command(asked.line)
 
 
-def show_once(asked: Forwarded, question: list[str], line: list[str]) -> int:
+def _show_once(asked: Forwarded, name: str) -> int:
     """Copy one run or sweep into a folder of its own, and show that."""
     with tempfile.TemporaryDirectory(prefix="paceline-view-") as folder:
         copy = RunCopy(Path(folder), log_bytes=SOME)
-        with _stream(asked, question) as (connection, lines):
+        with _stream(asked, [ONCE, name]) as (connection, lines):
             for news in lines:
                 copy.apply(connection, news)
         with show(ClusterCopy(asked.names[0], Path(folder), _actor(asked))):
-            return run_command(line)
+            return run_command(asked.line)
 
 
 def _show_old(asked: Forwarded, copy: ClusterCopy, connection: Connection) -> int:
@@ -94,7 +92,7 @@ def _show_old(asked: Forwarded, copy: ClusterCopy, connection: Connection) -> in
 def _stream(asked: Forwarded, question: list[str]) -> Iterator[tuple[Connection, Iterator[News]]]:
     """Ask the cluster for news of runs, and read them as they come."""
     server = _server(asked, question)
-    connection, command = make_request(server, find_project(asked))
+    connection, command = on_cluster.make_request(server, find_project(asked))
     with Stream(connection, prepare(connection, command)) as stream:
         yield connection, stream.news()
         if (code := stream.wait()) and connection.is_open():
@@ -119,18 +117,14 @@ def _server(asked: Forwarded, question: list[str]) -> Forwarded:
 
 
 def serve(args: Sequence[str]) -> int:
-    """Print news of runs, or do something to one: `follow`, `once RUN`, `sweep NAME`, `act VERB RUN`."""
+    """Print news of runs, or do something to one: `follow`, `once RUN`, `act VERB RUN`."""
     kind, *rest = args or [""]
     if kind == ACT:
         print(json.dumps({"done": act(runs.own(rest[1]), rest[0])}))
         return 0
-    if kind not in (FOLLOW, ONCE, SWEEP):
+    if kind not in (FOLLOW, ONCE):
         raise UsageError("This is started by commands with --on.")
-    scratch, named = runs.scratch_here(), None
-    if kind == ONCE:
-        named = runs.run_or_sweep(rest[0]).path
-    elif kind == SWEEP:
-        named = find_sweep(rest[0], scratch).path
+    named = runs.run_or_sweep(rest[0]).path if kind == ONCE else None
     with suppress(BrokenPipeError):
-        print_news(scratch, named, follow=kind == FOLLOW)
+        print_news(runs.scratch_here(), named, follow=kind == FOLLOW)
     return 0

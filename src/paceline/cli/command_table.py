@@ -85,11 +85,8 @@ COMMANDS = {
     ),
 }
 
-# The module of each subcommand of a command that also does something without one.
-SUBCOMMANDS = {
-    "sweep show": "paceline.cli.commands.sweep_show",
-    "sweep cancel": "paceline.cli.commands.sweep_cancel",
-}
+# Functions of a command's module that are subcommands, where the command also does something without one.
+SUBCOMMANDS = ("sweep show", "sweep cancel")
 
 # What a command with --on starts on the cluster; nobody types it.
 SERVERS = {"view-server": "paceline.cli.cluster_views"}
@@ -97,8 +94,10 @@ SERVERS = {"view-server": "paceline.cli.cluster_views"}
 # What carries out a command with --on that does more than run there.
 FORWARDERS = {
     **dict.fromkeys(("ps", "show", "logs", "top", "ui", "report"), "paceline.cli.cluster_views"),
-    **dict.fromkeys(("export", "sweep_show"), "paceline.cli.remote_output"),
-    **{key: f"paceline.cli.commands.{key}" for key in ("submit", "fetch", "data_push")},
+    **{
+        key: f"paceline.cli.commands.{key.removesuffix('_push')}"
+        for key in ("submit", "fetch", "data_push")
+    },
 }
 
 # What people type for a command that has another name, and what to type instead.

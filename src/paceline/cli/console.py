@@ -10,9 +10,8 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 RED, GREEN, GREY, BOLD, PLAIN = "\033[31m", "\033[32m", "\033[90m", "\033[1m", "\033[0m"
 # Of --json. It changes when a program that reads it would have to; new keys may come at any time.
 FORMAT = 1
-FOLDER = "output-"  # begins the names of folders for files that a command writes for a laptop
 SOME = 8  # of a list in a message
 PIPE_WIDTH = 10_000  # columns of a pipe or a file: nothing is wrapped or cut for other programs
 THEME = {
@@ -39,12 +37,10 @@ THEME = {
 printable = safe_text.printable
 
 
-def is_colourful(stream: IO[str]) -> bool:
-    return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-
-
 def paint(text: str, colour: str, stream: IO[str]) -> str:
-    return f"{colour}{text}{PLAIN}" if is_colourful(stream) else text
+    """Return text in a colour, if the stream is a terminal that shows it."""
+    is_plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb" or not stream.isatty()
+    return text if is_plain else f"{colour}{text}{PLAIN}"
 
 
 def say(text: str, *, colour: str = "") -> None:
@@ -82,11 +78,6 @@ def name_some(texts: Sequence[str]) -> str:
     return ", ".join(texts[:SOME]) + more
 
 
-def say_about(cluster: str, text: str) -> None:
-    """Print what happens on one of several clusters."""
-    say(f"{cluster}: {text}", colour=GREY)
-
-
 def say_error(error: PacelineError) -> None:
     for each in (*error.earlier, error):
         say_problem(each.message, each.hint)
@@ -96,11 +87,6 @@ def say_problem(message: str, hint: str = "") -> None:
     say(f"paceline: error: {message}", colour=RED)
     if hint:
         say(f"  {hint}")
-
-
-def describe_file(path: Path, text: str, say: Callable[[str], object]) -> None:
-    """Say what a command has written; `{path}` in the text is the file."""
-    say(text.replace("{path}", path.name if path.parent.name.startswith(FOLDER) else str(path)))
 
 
 def cell(value: object) -> str:

@@ -24,7 +24,7 @@ HERE, ALL = "here", "all"  # as --on: this machine, whatever paceline.toml says;
 # Commands that have the option, by their key: the module, and the subcommand if a module has several.
 FORWARDED = {
     *("submit", "sweep", "sweep_show", "sweep_cancel", "ps", "show", "logs", "wait", "report"),
-    *("cancel", "export", "sync", "doctor", "shell", "env_build", "env_list"),
+    *("cancel", "sync", "doctor", "shell", "env_build", "env_list"),
     *("data_stage", "data_push", "clean", "fetch", "top", "ui", "init"),
 }
 ASKS = ("submit", "sweep", "doctor", "shell", "env_build")  # they may send code or secrets

@@ -66,9 +66,10 @@ def make_app() -> Any:
 
 def load_command(name: str) -> Any:
     """Import a command, or a subcommand such as `sweep show`, and return it as click has it."""
-    module = importlib.import_module(SUBCOMMANDS.get(name) or COMMANDS[name][0])
+    name, _, verb = name.partition(" ")
+    module = importlib.import_module(COMMANDS[name][0])
     app = getattr(module, "app", None)
-    return get_command(app) if app is not None else single_command(module.command)
+    return single_command(getattr(module, verb or "command")) if app is None else get_command(app)
 
 
 def single_command(function: Any) -> Any:
@@ -140,13 +141,11 @@ class GroupedCommand(TyperCommand):
         return rest
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Write an argument as `NAME`, `NAME...` or `[NAME]`. A metavar with brackets says it all."""
-        pieces = [self.options_metavar or ""]
-        for each in (param for param in self.params if param.param_type_name == "argument"):
-            name = str(each.metavar or each.name)
-            more = "" if "[" in name or each.nargs != -1 else "..."
-            pieces.append(f"{name}{more}" if "[" in name or each.required else f"[{name}{more}]")
-        return pieces
+        """Write an argument as its metavar, in brackets if it may be omitted."""
+        arguments = [param for param in self.params if param.param_type_name == "argument"]
+        names = [(str(each.metavar or each.name), each.required) for each in arguments]
+        shown = [name if "[" in name or needed else f"[{name}]" for name, needed in names]
+        return [self.options_metavar or "", *shown]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {

@@ -43,10 +43,14 @@ def project_here() -> tuple[Path, str]:
 def run_or_sweep(name: str) -> RunFolder | SweepFolder:
     """Return the run that a name means, or else the sweep. Raises UsageError if there is none."""
     scratch = scratch_here()
+    sweep = _sweep_called(name, scratch)
+    # the whole name of a sweep is more than the start of a run's
+    if sweep is not None and sweep.name == name:
+        return sweep
     try:
         return folders.find_run(name, scratch)
     except UsageError:
-        if (sweep := _sweep_called(name, scratch)) is None:
+        if sweep is None:
             raise
         return sweep
 

@@ -14,13 +14,12 @@ import time
 from dataclasses import asdict, dataclass, replace
 
 from paceline.cli import console, on_cluster
-from paceline.cli.cluster_request import make_request
 from paceline.cli.forwarding import Forwarded, find_project
 from paceline.contract import env
 from paceline.contract.foreign_records import parse_object, read_object
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.verdict import INTERRUPTED_EXIT
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import EnvironmentProblem, PacelineError, UsageError
 from paceline.spec.home_path import state_folder
 from paceline.spec.shell_text import quote
 from paceline.ssh.connection import Answer
@@ -87,10 +86,8 @@ def start(asked: Forwarded) -> int:
     project, config = find_project(asked), asked.values.get("config")
     race = Race(secrets.token_hex(4), os.getcwd(), config and os.path.abspath(config), [])
     # all questions are answered before any cluster gets the job
-    requests = [
-        make_request(Forwarded([name], asked.key, asked.line, asked.values), project)
-        for name in names
-    ]
+    each = (Forwarded([name], asked.key, asked.line, asked.values) for name in names)
+    requests = [on_cluster.make_request(one, project) for one in each]
     console.say_note(f"if this command is interrupted: paceline submit --finish {race.id}")
     try:
         for name, (connection, command) in zip(names, requests, strict=True):
@@ -100,12 +97,12 @@ def start(asked: Forwarded) -> int:
             answer = capture(connection, replace(command, variables=variables))
             if answer.code != 0:
                 console.say_error(on_cluster.read_error(answer.errors, answer.code, name))
-            for line in answer.output.decode(errors="replace").splitlines()[:1]:
-                print(console.printable(f"{name}: {line}"), flush=True)
+            line = answer.output.decode(errors="replace").partition("\n")[0]
+            print(console.printable(f"{name}: {line or NO_JOB}"), flush=True)
         return _watch(race)
     except KeyboardInterrupt:
         console.say_note("cancelling all jobs of this submission")
-        _cancel(race)
+        _cancel(race, _look(race))
         return INTERRUPTED_EXIT
 
 
@@ -113,61 +110,55 @@ def finish(name: str) -> int:
     """Go on with a race whose command was interrupted."""
     races = _unfinished()
     if name not in races:
-        raise UsageError(
-            f"There is no unfinished submission {name!r}.",
-            hint=f"Unfinished ones: {', '.join(races) or 'none'}.",
-        )
+        hint = f"Unfinished ones: {', '.join(races) or 'none'}."
+        raise UsageError(f"There is no unfinished submission {name!r}.", hint=hint)
     os.chdir(races[name].folder)
     return _watch(races[name])
 
 
 def _watch(race: Race) -> int:
     """Wait until one job has started; then cancel the others."""
-    said: dict[str, str] = {}
-    while not race.is_decided:
+    said = ""
+    while True:
         found = _look(race)
-        for name, (status, run) in found.items():
-            if said.get(name) != status:
-                console.say_about(name, status)
-            said[name] = status
-            if status in STARTED and not race.is_decided:
-                on = f"{quote(run)} --on {quote(name)}"
-                print(f"{name}: started first and is training {run}")
-                print(
-                    f"  logs    paceline logs -f {on}\n  cancel  paceline cancel {on}", flush=True
-                )
-                race.clusters.remove(name)
-                race.is_decided = True
-        if race.is_decided:
-            break
-        if ENDED.issuperset(said.values()):
+        text = "; ".join(f"{name}: {status}" for name, (status, _) in found.items())
+        if text != said:
+            console.say_note(text)
+        said = text
+        started = [name for name, (status, _) in found.items() if status in STARTED]
+        for name in started[:1] if not race.is_decided else ():
+            on = f"{quote(found.pop(name)[1])} --on {quote(name)}"
+            print(f"{name}: started first\n  logs    paceline logs -f {on}")
+            print(f"  cancel  paceline cancel {on}", flush=True)
+            race.clusters.remove(name)
+        if started or race.is_decided:
+            _cancel(race, found)
+            return 0
+        if all(status in ENDED for status, _ in found.values()):
             race.clusters = []
             race.save()
             hint = "See what happened with `paceline ps --on CLUSTER`."
-            console.say_problem("No cluster is training this run.", hint)
-            return 1
+            raise EnvironmentProblem("No cluster is training this run.", hint=hint)
         time.sleep(float(os.environ.get(env.POLL_INTERVAL) or PAUSE))
-    _cancel(race)
-    return 0
 
 
 def _look(race: Race) -> dict[str, tuple[str, str]]:
     """Return the status and the id of each cluster's run."""
-
-    def look(name: str) -> tuple[str, str]:
+    found = {}
+    for name in race.clusters:
         try:
             rows = parse_object(race.call(name, "ps", "--json", "--all").output)["runs"]
         except (PacelineError, ValueError) as problem:
-            return f"{UNKNOWN}: {problem}", ""
-        own = [row for row in rows if row.get("request") == f"first-{race.id}"]
-        return (str(own[0]["status"]), str(own[0]["run_id"])) if own else (NO_JOB, "")
+            found[name] = f"{UNKNOWN}: {problem}", ""
+            continue
+        own = (row for row in rows if row.get("request") == f"first-{race.id}")
+        found[name] = next(((row["status"], row["run_id"]) for row in own), (NO_JOB, ""))
+    return found
 
-    return {name: look(name) for name in race.clusters}
 
-
-def _cancel(race: Race) -> None:
+def _cancel(race: Race, found: dict[str, tuple[str, str]]) -> None:
     """Cancel the jobs that are left. A race with clusters that do not answer stays unfinished."""
-    found, race.is_decided = _look(race), True
+    race.is_decided = True
     for name, (status, run) in found.items():
         try:
             if run and status not in ENDED:
@@ -176,7 +167,7 @@ def _cancel(race: Race) -> None:
             if not status.startswith(UNKNOWN):
                 race.clusters.remove(name)
         except PacelineError as problem:
-            console.say_about(name, f"its job could not be cancelled: {problem}")
+            console.say_note(f"{name}: its job could not be cancelled: {problem}")
     race.save()
     if race.clusters:
         console.say_note(f"to cancel what is left: paceline submit --finish {race.id}")

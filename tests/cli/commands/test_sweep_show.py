@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.commands import sweep_show
+from paceline.cli.commands import sweep
 from paceline.contract.sweep_folder import SweepFolder
 from paceline.spec.shell_text import meant_for
 from paceline.sweep.report import describe_trials, make_figures
@@ -249,7 +249,7 @@ def test_trials_of_slurm_are_not_run_again_on_a_login_node(scratch: Path) -> Non
     folder = make_sweep(scratch / "project" / "default" / "digits", grid([{"x": 1}, {"x": 2}]))
 
     def hint() -> str:
-        return str(sweep_show._failures(read_sweep(folder))[-1])
+        return str(sweep._failures(read_sweep(folder))[-1])
 
     assert hint() == "run again: paceline sweep --resubmit missing digits"
     for number, backend in ((1, "local"), (10, "slurm")):

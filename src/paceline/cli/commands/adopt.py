@@ -15,7 +15,6 @@ import typer
 from paceline.cli import console
 from paceline.contract.files import open_output
 from paceline.errors import UsageError
-from paceline.launch.machine import usable_gpus
 from paceline.tools.adopt.script_changes import Advice, advise, broken_help
 from paceline.tools.adopt.source_edits import Source, read_source
 
@@ -64,12 +63,8 @@ def command(
         print(f"to apply it: paceline adopt --write {console.printable(shlex.quote(str(script)))}")
     if advice.next_steps:
         print("then check it:" if advice.edits else "to try it:")
-    two_ranks = "paceline run --nproc 2"
-    if any(step.startswith("paceline prove") for step in advice.next_steps):
-        # a script with the runtime can try two ranks on the CPU, if they would share a GPU
-        two_ranks = two_ranks if usable_gpus(os.environ) > 1 else "paceline run --cpu --nproc 2"
     for step in advice.next_steps:
-        print(f"  {console.printable(step.replace('paceline run --nproc 2', two_ranks, 1))}")
+        print(f"  {console.printable(step)}")
     return 1 if write and any(remark.must for remark in advice.remarks) else 0
 
 

@@ -15,7 +15,8 @@ from paceline.watch.records import Record, read_record
 from paceline.watch.run_status import newest_verdict
 
 Names = Annotated[
-    list[str], typer.Argument(metavar="RUN", help="Run ids or names, job ids, folders, or `last`.")
+    list[str],
+    typer.Argument(metavar="RUN...", help="Run ids or names, job ids, folders, or `last`."),
 ]
 
 

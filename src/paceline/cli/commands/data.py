@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import console, typer_options
-from paceline.cli.commands import data_push
+from paceline.cli import console, runs, typer_options
 from paceline.cli.parser import GroupedCommand
 from paceline.contract.files import show_size
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.launch.checks.data import staging_request
 from paceline.launch.run_folder import resolve_scratch
+from paceline.spec.home_path import expand_home
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
 from paceline.spec.typed_flags import Flag
 from paceline.staging.copy import Transfer
 from paceline.staging.packs import Packs
 from paceline.staging.stager import ScannedItem, scan_items
+
+if TYPE_CHECKING:
+    from paceline.cli.forwarding import Forwarded
 
 app = typer.Typer(
     add_completion=False,
@@ -41,7 +47,7 @@ def stage(
     paths: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="PATH", help="Paths to stage [default: stage in [data] of paceline.toml]."
+            metavar="PATH...", help="Paths to stage [default: stage in [data] of paceline.toml]."
         ),
     ] = None,
     *,
@@ -97,4 +103,98 @@ def _pack(items: list[ScannedItem], packs: Packs) -> int:
     return len(unpacked)
 
 
-app.command(cls=GroupedCommand, name="push")(data_push.command)
+@app.command(cls=GroupedCommand)
+def push(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="File or folder to send.")],
+    *,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="PLACE",
+            help="Path there [default: its name, below <scratch>/<project>].",
+        ),
+    ] = None,
+    yes: typer_options.Yes = False,
+    serve: Annotated[str | None, typer.Option("--serve", hidden=True)] = None,
+) -> int:
+    """Send data to a cluster with rsync, over the connection of `paceline login`.
+
+    Prints what goes where, and asks. If it is interrupted, the same command continues. It leaves out files that look
+    like secrets, and links that lead out of the folder. Files that are newer on the cluster stay as they are there.
+
+    \b
+      paceline data push images --on alps                  to <scratch>/<project>/images, where `stage` finds it
+      paceline data push images --on alps --to /data/me/images
+    """
+    if serve is not None:
+        return _serve(path, serve)
+    raise UsageError(
+        "`paceline data push` needs a cluster.",
+        hint=f"Add one, e.g. `paceline data push {path} --on alps`.",
+    )
+
+
+def _serve(name: str, to: str) -> int:
+    """The side of the cluster: say where the data goes. The name of a folder ends with a slash."""
+    is_folder, name = name.endswith("/"), name.rstrip("/")
+    scratch, project = runs.project_here()
+    target = scratch / project / expand_home(to or name)
+    if to.endswith("/") or (to and target.is_dir() and not is_folder):
+        target /= name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    about = {"free": shutil.disk_usage(target.parent).free, "rsync": shutil.which("rsync") or ""}
+    print(json.dumps({"target": str(target), "exists": target.exists(), **about}))
+    return 0
+
+
+# -- the side of the laptop ----------------------------------------------------------------------
+
+
+def forwarded(asked: Forwarded) -> int:
+    """Send data to the cluster that `--on` names."""
+    from paceline.cli.on_cluster import ask, confirm
+    from paceline.ssh.data_push import find_data
+
+    data, to = find_data(expand_home(asked.values["path"])), str(asked.values.get("to") or "")
+    name = data.name + "/" * data.is_folder
+    connection, there = ask(asked, ["data", "push", "--serve", to, "--", name])
+    target, rsync = there["target"], there["rsync"] if shutil.which("rsync") else ""
+    place, files, size = f"{asked.names[0]}:{target}", len(data.names), data.size
+    if not there["exists"] and size > there["free"]:
+        raise EnvironmentProblem(
+            f"{target} has only {show_size(there['free'])} free, but the data needs {show_size(size)}.",
+            hint="Choose another place with --to.",
+        )
+    left_out = {
+        "secrets, not sent": data.secrets,
+        "links that point outside, not sent": data.outside,
+        "not readable": data.unreadable,
+    }
+    console.say_note(f"{data.path}: {_count(files)}, {show_size(size)}, to {place}")
+    if there["exists"] and rsync:
+        found = data.send(connection, to=target, rsync=rsync, dry_run=True)
+        files, size = found.files, found.size
+        left_out[f"{len(found.newer)} newer on the cluster, not overwritten"] = found.newer
+        console.say_note(f"new or changed: {_count(files)}, {show_size(size)}")
+    for what, names in left_out.items():
+        if names:
+            console.say_note(f"{what}: {console.name_some(sorted(names))}")
+    if files == 0:
+        print(console.printable(f"nothing to send: {place} is up to date"))
+        return 0
+    if not asked.values.get("yes"):
+        if not sys.stdin.isatty():
+            raise UsageError(
+                "Cannot ask for confirmation: standard input is not a terminal.",
+                hint="Add --yes to send without asking.",
+            )
+        confirm()
+    is_terminal = sys.stderr.isatty() and sys.stdout.isatty()
+    data.send(connection, to=target, rsync=rsync, progress=is_terminal)
+    print(console.printable(f"sent {_count(files)}, {show_size(size)}, to {place}"))
+    return 0
+
+
+def _count(files: int) -> str:
+    return f"{files:,} file{'s' * (files != 1)}"

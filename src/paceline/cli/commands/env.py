@@ -57,7 +57,7 @@ def build(
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILE", help="requirements.txt, pyproject.toml[extra] or a lock file."
+            metavar="FILE...", help="requirements.txt, pyproject.toml[extra] or a lock file."
         ),
     ] = None,
     *,
@@ -160,10 +160,7 @@ def _print_usage(job: Job, inputs: EnvironmentInputs, target: StoredEnvironment)
 
 @app.command("list", cls=GroupedCommand)
 def show_all(
-    *,
-    config: typer_options.Config = None,
-    cluster_profile: typer_options.ClusterProfile = None,
-    as_json: typer_options.AsJson = False,
+    *, config: typer_options.Config = None, cluster_profile: typer_options.ClusterProfile = None
 ) -> int:
     """List the environments that were built for this project."""
     job = load_job(
@@ -171,12 +168,6 @@ def show_all(
     )
     store = stored.store_path(job, os.environ)
     found = stored.list_environments(store)
-    if as_json:
-        table = [
-            {"key": each.key, "path": str(each.path), "record": each.record()} for each in found
-        ]
-        console.print_json(store=str(store), environments=table)
-        return 0
     for each in found:
         record = each.record()
         built = clock.strftime("%Y-%m-%d %H:%M", clock.localtime(record["built"]))

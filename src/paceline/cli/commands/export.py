@@ -75,9 +75,8 @@ def command(
         console.say_note(f"the best by {found[1].metric} is step {found[0]}: --best")
     name = weights.choose_object(marker, object_name)
     names = weights.plain_names(weights.tensor_keys(folder, name))
-    shown: list[str] = []  # as the laptop calls it, with --on
-    console.describe_file(output, "{path}", shown.append)
-    _export_with_torch(source, [str(folder), name, str(output), json.dumps(names), *shown])
+    words = [str(folder), name, str(output), json.dumps(names), str(output)]
+    _export_with_torch(source, words)
 
 
 def _find_intact(source: Path, step: int | None) -> tuple[Path, Marker]:

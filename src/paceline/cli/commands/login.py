@@ -54,13 +54,10 @@ def command(
             hint=listed if project.clusters() else explain_table(project),
         )
     connection = Connection(find_cluster(name, project))
-    was_open = connection.is_open()
     if close:
         connection.close()
-        console.say_note(
-            f"logged out of {name}" if was_open else f"you were not logged in to {name}"
-        )
-    elif was_open:
+        console.say_note(f"logged out of {name}")
+    elif connection.is_open():
         console.say_note(f"you are already logged in to {name}")
     else:
         connection.open()

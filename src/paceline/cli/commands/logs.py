@@ -1,26 +1,32 @@
-"""`paceline logs`: print the output of a run."""
+"""`paceline logs`: print the output of a run: a coloured rank before each line, a line where an attempt begins,
+progress bars as they grow.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import Annotated, Any
+from collections.abc import Iterable
+from shutil import get_terminal_size
+from typing import IO, Annotated, Any
 
 import typer
 
-from paceline.cli import console, runs
-from paceline.cli.log_printer import LogPrinter, follow_until_over, has_several_logs
+from paceline.cli import console, runs, typer_options
 from paceline.contract.foreign_records import read_tail
+from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import FAILED
 from paceline.errors import UsageError
-from paceline.spec.quantities import parse_seconds
+from paceline.slurm.job_states import WAITING
 from paceline.spec.shell_text import to_type
+from paceline.watch.log_file import keep_colours
 from paceline.watch.records import Record, read_record
-from paceline.watch.run_log import LogLine, RunLog
+from paceline.watch.run_log import LogLine, RunLog, RunMonitor, follow
 from paceline.watch.run_status import newest_verdict
 
-ALL = "all"
 BATCH_LOG = 1 << 20  # bytes of it that are printed
+COLOURS = [f"\033[{code}m" for code in (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)]
+ERASE = "\r\033[K"
 
 
 def command(
@@ -30,8 +36,9 @@ def command(
         bool, typer.Option("-f", "--follow", help="Keep printing until the run is over.")
     ] = False,
     rank: Annotated[
-        str, typer.Option("--rank", metavar="N|all", help="Print the output of this rank.")
-    ] = ALL,
+        int | None,
+        typer.Option("--rank", metavar="N", min=0, help="Print the output of this rank."),
+    ] = None,
     attempt: Annotated[
         int | None, typer.Option("--attempt", metavar="N", help="Print this attempt only.")
     ] = None,
@@ -72,22 +79,22 @@ def command(
             "-f cannot be combined with --attempt: it follows the newest attempt.",
             hint="Use only one of them.",
         )
-    number, begin = _parse_rank(rank), _parse_since(since)
+    begin = time.time() - typer_options.parse_time("--since", since) if since else None
     record = read_record(runs.named(run))
     folder = record.folder
     printer = LogPrinter(
         folder,
         sys.stdout,
-        prefixes=number is None and has_several_logs(record),
+        prefixes=rank is None and has_several_logs(record),
         raw=raw,
         timestamps=timestamps,
     )
-    if not _has_logs(record, number, attempt) and not follow:
-        _print_batch_log(record, LogPrinter(folder, sys.stdout, raw=raw), number)
+    if not _has_logs(record, rank, attempt) and not follow:
+        _print_batch_log(record, LogPrinter(folder, sys.stdout, raw=raw), rank)
         return 0
     run_log = RunLog(folder, keeps_states=raw)
     wanted: dict[str, Any] = {
-        "rank": number,
+        "rank": rank,
         "attempt": attempt,
         "grep": grep,
         "since": begin,
@@ -96,7 +103,7 @@ def command(
     lines = run_log.lines(**wanted) if tail is None else run_log.tail(tail, **wanted)
     if follow:
         with runs.goes_on(folder):
-            follow_until_over(run_log, printer, rank=number, grep=grep, lines=lines)
+            follow_until_over(run_log, printer, rank=rank, grep=grep, lines=lines)
     else:
         printer.print(lines)
     # Another rank may have failed than the one printed here. Who asks for some lines of the log
@@ -141,16 +148,109 @@ def _print_batch_log(record: Record, printer: LogPrinter, rank: int | None) -> N
     )
 
 
-def _parse_rank(text: str) -> int | None:
-    if text.lower() == ALL:
-        return None
-    if not (text.isascii() and text.isdigit()) or len(text) > 9:
-        raise UsageError(f'Invalid --rank "{text}": use the number of a rank, or all.')
-    return int(text)
+# -- how lines are printed ------------------------------------------------------------------------
 
 
-def _parse_since(text: str) -> float | None:
+class LogPrinter:
+    """Prints lines. A terminal gets their text and colours, unless `raw`; a pipe or a file gets all of it."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        stream: IO[str],
+        *,
+        prefixes: bool = False,
+        raw: bool = False,
+        timestamps: bool = False,
+    ) -> None:
+        self._folder, self._stream = folder, stream
+        self._prefixes, self._timestamps = prefixes, timestamps
+        self._is_terminal = stream.isatty()
+        self._filters = self._is_terminal and not raw
+        self._attempt: int | None = None
+        self._bar = ""  # a line without an end that is shown now
+
+    def print(self, lines: Iterable[LogLine], *, bars: Iterable[LogLine] = ()) -> None:
+        """Print lines. On a terminal, also the newest of the lines that have no end yet, until it is drawn over."""
+        newest = list(bars)[-1:] if self._is_terminal else []
+        bar = "".join(map(self._fit, newest))
+        for line in lines:
+            self._stream.write(ERASE if self._bar else "")
+            self._bar = ""
+            self._print(line)
+        if bar != self._bar:
+            self._stream.write(f"{ERASE}{bar}")
+            self._bar = bar
+        self._stream.flush()
+
+    def _print(self, line: LogLine) -> None:
+        if self._attempt is not None and line.attempt > self._attempt:
+            head = f"--- attempt {line.attempt} ---"
+            self._stream.write(f"{console.paint(head, console.GREY, self._stream)}\n")
+        self._attempt = max(line.attempt, self._attempt or 0)
+        text = keep_colours(line.text) if self._filters else line.text
+        if self._filters and "\033" in text:
+            text += console.PLAIN  # its colour must not go on in the next line
+        self._stream.write(f"{self._before(line)}{text}\n")
+
+    def _before(self, line: LogLine) -> str:
+        when = ""
+        if self._timestamps:
+            moment = time.localtime(line.time)
+            known = "" if line.time is None else time.strftime("%Y-%m-%d %H:%M:%S", moment)
+            when = console.paint(f"{known:19} ", console.GREY, self._stream)
+        if not self._prefixes:
+            return when
+        rank = "-" if line.rank is None else str(line.rank)
+        colour = console.GREY if line.rank is None else COLOURS[line.rank % len(COLOURS)]
+        return when + console.paint(f"[{rank}] ", colour, self._stream)
+
+    def _fit(self, line: LogLine) -> str:
+        """Return a line without an end, cut to the width of the terminal."""
+        prefix = f"[{line.rank}] " if self._prefixes and line.rank is not None else ""
+        return (prefix + console.printable(line.plain).replace("\t", " "))[
+            : get_terminal_size().columns - 1
+        ]
+
+
+class WaitNotes:
+    """Says on stderr why a run waits, once for each reason."""
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def update(self, record: Record) -> None:
+        is_waiting = record.state is not None and record.state.phase == WAITING
+        text = f"{record.folder.key} {record.status_phrase}{f' ({record.detail})' if record.detail else ''}"
+        if text != self._said and (is_waiting or (self._said and not record.is_over)):
+            console.say_note(text)
+        self._said = text if is_waiting else ""
+
+
+def has_several_logs(record: Record) -> bool:
+    """Whether the output of a run comes from several processes, of which each line should name one."""
+    nodes, nproc = int(record.details.get("nodes") or 1), int(record.details.get("nproc") or 1)
+    launch = record.details.get("spec", {}).get("launch")
+    style = record.details.get("style") or (launch.get("style") if isinstance(launch, dict) else "")
+    return nodes * (1 if style == "spawn" else nproc) > 1
+
+
+def follow_until_over(
+    run_log: RunLog,
+    printer: LogPrinter,
+    *,
+    rank: int | None,
+    grep: str = "",
+    lines: Iterable[LogLine] = (),
+) -> Record:
+    """Print lines, and what comes after them, until the run is over. While it waits, say why. Return its record."""
+    monitor, notes = RunMonitor(run_log.folder), WaitNotes()
+    notes.update(monitor.record)
+    printer.print(lines)
     try:
-        return time.time() - parse_seconds(text) if text else None
-    except ValueError as expected:
-        raise UsageError(f'Invalid --since "{text}": use {expected}.') from None
+        for new in follow(run_log, monitor, rank=rank, grep=grep):
+            printer.print(new, bars=() if grep else run_log.unfinished(rank=rank))
+            notes.update(monitor.record)
+    finally:
+        printer.print([])  # leaves the terminal at the beginning of a line
+    return monitor.record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -38,7 +37,6 @@ COLOURS = {
     "cancelled": "dim",
     "stopped": "warn",
 }
-RUN_ID = re.compile(r"\d{8}-(\d{6}-\w+)", re.ASCII)
 
 
 def command(
@@ -66,8 +64,8 @@ def command(
 ) -> int:
     """List the runs in this scratch folder, newest first, both here and on Slurm.
 
-    A sweep takes one row. A narrow terminal shows fewer columns, and the last line names those left out. If that is
-    still too wide, ids appear without their date; commands accept these too. Piped output has all columns and full ids.
+    A sweep takes one row. A narrow terminal shows fewer columns, and the last line names those left out. Piped output
+    has all columns.
     """
     scratch = runs.scratch_here()
     selected = bool(live or state or project)
@@ -120,9 +118,7 @@ def _is_wanted(row: Row, *, live: bool, states: list[str] | None, project: str |
 def _print(rows: Sequence[Row]) -> None:
     out = console.console()
     shown, dropped = fit(make_columns(rows), out.width)
-    if not all(column.optional for column in dropped):
-        shown, dropped = fit(make_columns(rows, short_ids=True), out.width)
-    print_columns(out, shown, out.width)
+    print_columns(out, shown)
     if dropped:
         names = ", ".join(column.title for column in dropped)
         out.print(f"hidden columns: {names} (show all: {to_type('ps')} | less -S)", style="dim")
@@ -147,22 +143,22 @@ def _began(sweep: SweepFolder) -> str:
     return time.strftime("%Y%m%d-%H%M%S", time.localtime(sweep.spec.stat().st_mtime))
 
 
-def make_columns(rows: Sequence[Row], *, short_ids: bool = False) -> list[Column]:
-    """Return the columns of these rows. Short ids leave out the date; commands accept them too."""
+def make_columns(rows: Sequence[Row]) -> list[Column]:
+    """Return the columns of these rows."""
     columns = [
         Column("RUN"),
         Column("STATUS"),
-        Column("JOB", rank=6, optional=True),
-        Column("RANKS", rank=10, optional=True),
-        Column("ATTEMPT", rank=11, optional=True),
+        Column("JOB", rank=6),
+        Column("RANKS", rank=10),
+        Column("ATTEMPT", rank=11),
         Column("STEP", rank=2),
         Column("LEFT", rank=3),
         Column("LOSS", rank=4),
-        Column("RATE", rank=8, optional=True),
-        Column("GOODPUT", rank=9, optional=True),
-        Column("AGE", rank=7, optional=True),
-        Column("PROGRAM", rank=1, wraps_at=8, wraps_well_at=16, crops=True),
-        Column("WHERE / WHY", rank=5, wraps_at=16, wraps_well_at=18),
+        Column("RATE", rank=8),
+        Column("GOODPUT", rank=9),
+        Column("AGE", rank=7),
+        Column("PROGRAM", rank=5, wraps_at=12),
+        Column("WHERE / WHY", rank=1, wraps_at=20),
     ]
     # the same for all: an older run is older, whenever each was last heard of
     now = origin.now()
@@ -172,11 +168,6 @@ def make_columns(rows: Sequence[Row], *, short_ids: bool = False) -> list[Column
         cells |= {"STATUS": _status(row), "AGE": age}
         for column in columns:
             column.cells.append(cells.get(column.title, ""))
-    if short_ids:
-        ids = columns[0].cells
-        short = [RUN_ID.sub(r"\1", each) for each in ids]
-        if len({*short}) == len({*ids}):
-            columns[0].cells = short
     return columns
 
 

@@ -58,4 +58,4 @@ def write_report(folder: RunFolder | SweepFolder, output: Path, *, light: bool =
     size = len(page.encode())
     hint = " (--light writes a small one, without Plotly)" if not light else ""
     say = console.say_note if is_standard_output(output) else print
-    console.describe_file(output, f"wrote the report to {{path}}, {show_size(size)}{hint}", say)
+    say(f"wrote the report to {output}, {show_size(size)}{hint}")

@@ -29,7 +29,7 @@ from paceline.spec.typed_flags import Flag
 if TYPE_CHECKING:
     from paceline.contract.run_folder import RunFolder
     from paceline.launch.local_run import LocalRun
-    from paceline.spec.job import Job
+    from paceline.spec.job import Program
 
 # What was typed for these has an effect only in a session.
 SESSION_KEYS = ("runtime.max_steps", "runtime.seed", "runtime.precision", "checkpoint.every_steps")
@@ -162,24 +162,19 @@ def _launch(run: LocalRun, flags: Sequence[Flag]) -> int:
     word = "cancelled" if verdict == STOPPED and folder.cancelled.exists() else verdict
     console.say(f"paceline: {word} after {took}: {folder.path}", colour=COLOURS[verdict])
     if verdict != DONE:
-        _say_next(folder, run.job, failed=verdict == FAILED)
+        _say_next(folder, run.job.program, failed=verdict == FAILED)
     return code or {DONE: 0, STOPPED: STOPPED_EXIT}.get(verdict, 1)
 
 
-def _say_next(folder: RunFolder, job: Job, *, failed: bool) -> None:
+def _say_next(folder: RunFolder, program: Program, *, failed: bool) -> None:
     """Print how to go on, and what to type instead if the command line itself was the mistake."""
     from paceline.contract.checkpoint import find_checkpoints
     from paceline.watch.failure import describe_start, is_usage_error, read_failure
 
-    attempts, program = folder.attempts(), job.program
+    attempts = folder.attempts()
     failure = read_failure(attempts[-1]) if failed and attempts else {}
-    lacks = re.match(r"No module named '([^'.]+)", str(failure.get("message", "")))
     again = f"paceline run --resume {folder.path.name}"
-    if failure.get("type") == "ModuleNotFoundError" and lacks:
-        if module := program.module_with(lacks[1], job.cwd):
-            hint = f"use `paceline run -m {module}`, which finds it"
-            console.say_note(f"{lacks[1]} is in {job.cwd}: {hint}")
-    elif is_usage_error(failure):
+    if is_usage_error(failure):
         words = re.split(r"""[\s:'"=]+""", str(failure.get("last_line", "")))
         flags = {flag for _, option in options_of("run") for flag in option.all_flags}
         typed = dict.fromkeys(arg.partition("=")[0] for arg in program.args)

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from paceline.cli import console
 from paceline.cli.parser import GroupedCommand
 from paceline.errors import ClusterError, UsageError
 from paceline.tools.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, packages
@@ -43,7 +41,9 @@ Folder = Annotated[
 NodeName = Annotated[
     str, typer.Argument(metavar="NODE", help="Node name or number, e.g. node2 or 2.")
 ]
-Command = Annotated[list[str], typer.Argument(metavar="COMMAND", help="Command and its arguments.")]
+Command = Annotated[
+    list[str], typer.Argument(metavar="COMMAND...", help="Command and its arguments.")
+]
 
 
 def open_sandbox(folder: Path | None) -> Sandbox:
@@ -134,34 +134,19 @@ def down(folder: Folder = None) -> None:
 
 @app.command(cls=GroupedCommand)
 def status(folder: Folder = None) -> None:
-    """Show daemons, nodes and jobs."""
-    sandbox, out = open_sandbox(folder), console.console()
-    settings, processes = sandbox.record.settings, sandbox.record.processes
-    print(f"{sandbox.folder}  ({settings.network})")
-    for name, process in processes.items():
-        if name in ("munged", "mariadbd", "slurmdbd", "slurmctld"):
-            state = "running" if sandbox.is_running(name) else "not running"
-            print(f"  {name:<10} {state}, process {process.pid}")
+    """Show nodes and jobs."""
+    sandbox = open_sandbox(folder)
+    print(f"{sandbox.folder}  ({sandbox.record.settings.network})")
     if not sandbox.controller_responds():
         raise ClusterError(
             "The controller does not respond.",
             hint=f"Restart it: paceline sandbox restart-controller{sandbox.paths.dir_flag}",
         )
-    table = Table(
-        "node", "state", "cpus used", "gpus", "address", "reason", box=None, pad_edge=False
-    )
     for node in sandbox.states().values():
-        used, _, _, total = node.cpus.split("/")
-        notes = ("powered off" * (not node.running), "disconnected" * node.cut)
+        notes = ("powered off" * (not node.running), "disconnected" * node.cut, node.reason)
         state = ", ".join(filter(None, (node.state, *notes)))
-        table.add_row(
-            node.name, state, f"{used} of {total}", str(settings.gpus), node.address, node.reason
-        )
-    out.print(table)
-    jobs = sandbox.run(["squeue", "-a", "-h", "-o", "%i %P %T %j %N %r"]).stdout.splitlines()
-    print(f"{len(jobs)} job{'' if len(jobs) == 1 else 's'} in the queue")
-    for job in jobs:
-        print(f"  {job}")
+        print(f"  {node.name:<8} {node.address:<16} {state}")
+    print(sandbox.run(["squeue", "-a"]).stdout, end="")
 
 
 @app.command(cls=GroupedCommand)

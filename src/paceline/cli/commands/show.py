@@ -11,7 +11,6 @@ import typer
 from rich.text import Text
 
 from paceline.cli import console, runs, typer_options
-from paceline.cli.wrapped_text import wrap_text
 from paceline.contract.checkpoint import find_best, find_checkpoints
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED
@@ -123,25 +122,22 @@ def _picture_size(out: Console) -> tuple[int, bool]:
 
 def _print_facts(facts: list[Fact], out: Console, *, apart: bool = False) -> None:
     """Print facts that are known; `apart` from what comes before, in a terminal."""
-    width = max(20, out.width - INDENT)
-    known = [(name, console.printable(text)) for name, text in facts if text]
-    # a shell takes commands as they are copied
-    wrapped = [
-        (name, Text(text if name in COMMANDS else wrap_text(text, width))) for name, text in known
+    # a word that is longer than a line stays whole, and a shell takes commands as they are copied
+    lines = [
+        (name, Text(console.printable(text), overflow="ignore", no_wrap=name in COMMANDS))
+        for name, text in facts
+        if text
     ]
-    _print_lines(wrapped, out, apart=apart, wrap=False)
+    _print_lines(lines, out, apart=apart)
 
 
-def _print_lines(
-    lines: list[tuple[str, Text]], out: Console, *, apart: bool = True, wrap: bool = True
-) -> None:
+def _print_lines(lines: list[tuple[str, Text]], out: Console, *, apart: bool = True) -> None:
     """Print values beside their names. In a pipe, lines end where their text does."""
     if apart and lines and out.is_terminal:
         out.print()
-    width = max(20, out.width - INDENT) if wrap else console.PIPE_WIDTH
     for name, text in lines:
         label = console.printable(name)
-        for piece in text.wrap(out, width) or [Text()]:
+        for piece in text.wrap(out, max(20, out.width - INDENT)) or [Text()]:
             line = Text.assemble((f"{label:<{INDENT - 1}} ", "dim"), piece)
             line.rstrip()
             out.print(line, soft_wrap=True)

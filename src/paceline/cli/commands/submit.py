@@ -244,7 +244,7 @@ def describe(submitted: Submitted, script_only: Path | None) -> None:
 
 def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
     """Wait for the end of a run; return its status as an exit code."""
-    from paceline.cli.log_printer import LogPrinter, WaitNotes, follow_until_over
+    from paceline.cli.commands.logs import LogPrinter, WaitNotes, follow_until_over
     from paceline.watch.events import had_nothing_left, read_events
     from paceline.watch.run_log import RunLog, wait_until_over
 

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Annotated
 
 import typer
 
-from paceline.cli import console, runs
+from paceline.cli import console, runs, typer_options
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import DONE, PRUNED, SweepFolder
 from paceline.contract.verdict import DONE_UNSAVED, STOPPED, STOPPED_EXIT
-from paceline.errors import UsageError
-from paceline.spec.quantities import parse_seconds, show_seconds
+from paceline.spec.quantities import show_seconds
 from paceline.spec.shell_text import to_type
-from paceline.sweep.results import PENDING, RUNNING, find_sweep, read_sweep
+from paceline.sweep.results import PENDING, RUNNING, read_sweep
 from paceline.watch.overview import make_overview
 from paceline.watch.records import Record
 from paceline.watch.run_log import RunMonitor
 
-TIMEOUT = "--timeout"
 TIMEOUT_EXIT = 124  # as that of timeout(1)
 POLL_INTERVAL = 0.5  # seconds between looks at the files of a run
 MOST_LOOKS = 50  # per second, at all runs together
@@ -96,14 +92,14 @@ def command(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="RUN", help="Runs or sweeps: ids, names, job ids, folders, or `last`."
+            metavar="RUN...", help="Runs or sweeps: ids, names, job ids, folders, or `last`."
         ),
     ] = None,
     *,
     timeout: Annotated[
         str,
         typer.Option(
-            TIMEOUT,
+            "--timeout",
             metavar="TIME",
             help="Give up after this long, e.g. 90m or 2h30m; a bare number counts seconds.",
         ),
@@ -119,8 +115,11 @@ def command(
       paceline wait --timeout 2h 1a2b 3c4d
       paceline wait my-sweep            all trials of a sweep
     """
-    seconds = parse_wait(timeout) if timeout else float("inf")
-    targets = [_find(name) for name in names or ["last"]]
+    seconds = typer_options.parse_time("--timeout", timeout) if timeout else float("inf")
+    found = [runs.run_or_sweep(name) for name in names or [runs.LAST]]
+    targets: list[Target] = [
+        SweepTarget(each) if isinstance(each, SweepFolder) else RunTarget(each) for each in found
+    ]
     try:
         left = _wait(targets, time.monotonic() + seconds)
     except KeyboardInterrupt:
@@ -172,26 +171,3 @@ def _wait(targets: Sequence[Target], deadline: float) -> list[Target]:
 
 def _describe(target: Target) -> str:
     return f"{target.name}: {target.status}{target.note and f' ({target.note})'}"
-
-
-def _find(name: str) -> Target:
-    """Return what a name means. The whole name of a sweep is more than the start of a run's."""
-    with suppress(UsageError):
-        sweep = find_sweep(name, runs.scratch_here())
-        if sweep.name == name:
-            return SweepTarget(sweep)
-    found = runs.run_or_sweep(name)
-    return SweepTarget(found) if isinstance(found, SweepFolder) else RunTarget(found)
-
-
-def parse_wait(text: str) -> int:
-    """Return for how many seconds a command waits. A bare number counts seconds, as in
-    timeout(1).
-    """
-    try:
-        seconds = parse_seconds(f"{text}s" if re.fullmatch(r"\s*[0-9]+\s*", text) else text)
-        if seconds == 0:
-            raise ValueError("a time above zero, e.g. 30s")
-    except ValueError as expected:
-        raise UsageError(f'Invalid {TIMEOUT} "{text}": use {expected}.') from None
-    return seconds
