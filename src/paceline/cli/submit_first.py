@@ -32,9 +32,6 @@ NO_JOB, UNKNOWN = "no job", "it does not answer"  # in place of a status
 ENDED = (OVER | {NO_JOB}) - {"lost"}
 STARTED = ("running", "done", "stopped")
 NOT_WITH_FIRST = ("resume", "dry_run", "script_only", "wait", "follow", "after")
-SEVERAL = UsageError(
-    "--first needs several clusters.", hint="Name them, as in `--on alps,cedar --first`."
-)
 
 
 @dataclass
@@ -75,11 +72,12 @@ def remind() -> None:
         )
 
 
-def start(asked: Forwarded) -> int:
+def start(asked: Forwarded | None) -> int:
     """Submit to several clusters, and keep the first that starts. Ctrl-C cancels all jobs."""
-    names = list(dict.fromkeys(on_cluster.cluster_names(asked)))
-    if len(names) < 2:
-        raise SEVERAL
+    names = list(dict.fromkeys(on_cluster.cluster_names(asked))) if asked else []
+    if asked is None or len(names) < 2:
+        hint = "Name them, as in `--on alps,cedar --first`."
+        raise UsageError("--first needs several clusters.", hint=hint)
     for flag in (f"--{key.replace('_', '-')}" for key in NOT_WITH_FIRST if asked.values.get(key)):
         raise UsageError(f"{flag} cannot be combined with --first.", hint=f"Omit {flag}.")
     asked.line.remove("--first")  # its place is before the script

@@ -172,18 +172,15 @@ def _have_ended(sweep: SweepFolder, submission: str, query: QueryStates) -> bool
         for line in sweep.read_jobs()
         if line.get("submission") == submission and isinstance(line.get("tasks"), dict)
         for index, trials in line["tasks"].items()
-        if not all(_has_ended(sweep, each) for each in trials)
+        if not all(
+            each.result.exists() or each.cancelled.exists() for each in map(sweep.trial, trials)
+        )
     ]
     try:
         states = query(open_tasks) if open_tasks else {}
     except ClusterError:
         return False
     return not any(state.phase in (LIVE, WAITING, UNKNOWN) for state in states.values())
-
-
-def _has_ended(sweep: SweepFolder, number: int) -> bool:
-    trial = sweep.trial(number)
-    return trial.result.exists() or trial.cancelled.exists()
 
 
 def _secrets_in(path: Path, over: str) -> Removable:

@@ -129,18 +129,15 @@ def read_newest(scratch: Path, limit: int | None) -> tuple[list[Row], int]:
     found, sweep_paths = list_runs_and_sweeps(scratch)
     folders = {path: path.rpartition("/")[2] for path in found}
     sweeps = {path: SweepFolder(Path(path)) for path in sweep_paths}
-    ages = folders | {path: _began(sweep) for path, sweep in sweeps.items()}
+    # when a sweep began, as the ids of runs tell it
+    began = {path: time.localtime(sweep.spec.stat().st_mtime) for path, sweep in sweeps.items()}
+    ages = folders | {path: time.strftime("%Y%m%d-%H%M%S", each) for path, each in began.items()}
     newest = sorted(ages, key=ages.__getitem__, reverse=True)
     listed = newest if limit is None else newest[:limit]
     read = read_rows(RunFolder(Path(path)) for path in listed if path in folders)
     rows: dict[str, Row] = {row.path: row for row in read}
     rows |= {path: read_sweep_overview(sweeps[path]) for path in listed if path in sweeps}
     return [rows[path] for path in listed], len(newest) - len(listed)
-
-
-def _began(sweep: SweepFolder) -> str:
-    """Return when a sweep began, as the ids of runs tell it."""
-    return time.strftime("%Y%m%d-%H%M%S", time.localtime(sweep.spec.stat().st_mtime))
 
 
 def make_columns(rows: Sequence[Row]) -> list[Column]:

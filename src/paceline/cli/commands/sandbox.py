@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.parser import GroupedCommand
-from paceline.errors import ClusterError, UsageError
+from paceline.errors import ClusterError
 from paceline.tools.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, packages
 from paceline.tools.sandbox.sandbox import stop_all
 from paceline.tools.sandbox.settings import SandboxPaths, default_folder
@@ -88,7 +88,7 @@ def up(
 ) -> None:
     """Start the cluster and wait until every node is idle."""
     network = network or (NAMESPACES if os.geteuid() == 0 else PLAIN)
-    options = dict(_parse_option(option) for option in slurm_option or [])
+    pairs = (option.partition("=") for option in slurm_option or [])
     if install:
         installed = packages.install(Settings(network=network, accounting=accounting))
         print(f"installed: {' '.join(installed) or 'nothing, all is there'}")
@@ -102,22 +102,13 @@ def up(
         network=network,
         accounting=accounting,
         max_array_size=max_array_size,
-        options=options,
+        options={key.strip(): value.strip() for key, _, value in pairs},
     )
     flag = sandbox.paths.dir_flag
     size = f"{nodes} node{'s' if nodes > 1 else ''}"
     print(f"Slurm with {size} is up ({network}) in {sandbox.folder}")
     print(f'  use it:   eval "$(paceline sandbox env{flag})"')
     print(f"  stop it:  paceline sandbox down{flag}")
-
-
-def _parse_option(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise UsageError(
-            f"Invalid --slurm-option {text!r}.", hint="Use KEY=VALUE, as in slurm.conf."
-        )
-    return key.strip(), value.strip()
 
 
 @app.command(cls=GroupedCommand)

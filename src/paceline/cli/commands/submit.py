@@ -189,11 +189,7 @@ def forwarded(asked: Forwarded) -> int:
 def _race(finish: str | None, asked: Forwarded | None = None) -> int:
     from paceline.cli import submit_first
 
-    if finish is not None:
-        return submit_first.finish(finish)
-    if asked is None:
-        raise submit_first.SEVERAL
-    return submit_first.start(asked)
+    return submit_first.start(asked) if finish is None else submit_first.finish(finish)
 
 
 def _find_job(

@@ -48,7 +48,7 @@ class Settings:
                 f"Invalid --network {self.network!r}.", hint=f"Use {PLAIN} or {NAMESPACES}."
             )
         for key, value in self.options.items():
-            if not re.fullmatch(r"[A-Za-z]+", key) or "\n" in value:
+            if not re.fullmatch(r"[A-Za-z]+", key) or not value or "\n" in value:
                 raise UsageError(
                     f"Invalid --slurm-option {f'{key}={value}'!r}.",
                     hint="Use KEY=VALUE, as in slurm.conf.",
