@@ -125,7 +125,7 @@ def test_a_terminal_gets_coloured_ranks_and_bars_that_are_drawn_over(
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
-    printer = LogPrinter(folder, terminal, prefixes=True)
+    printer = LogPrinter(terminal, prefixes=True)
     bars = [LogLine(None, 0, 1, "old"), LogLine(None, 1, 1, "\x1b[2J10% of many steps")]
     printer.print([LogLine(None, 0, 1, "a\x1b[2J"), LogLine(None, 1, 1, "\x1b[31mb")], bars=bars)
     printer.print([LogLine(None, 0, 1, "c")], bars=bars)

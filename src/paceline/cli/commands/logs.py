@@ -14,7 +14,6 @@ import typer
 
 from paceline.cli import console, runs, typer_options
 from paceline.contract.foreign_records import read_tail
-from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import FAILED
 from paceline.errors import UsageError
 from paceline.slurm.job_states import WAITING
@@ -83,14 +82,13 @@ def command(
     record = read_record(runs.named(run))
     folder = record.folder
     printer = LogPrinter(
-        folder,
         sys.stdout,
         prefixes=rank is None and has_several_logs(record),
         raw=raw,
         timestamps=timestamps,
     )
     if not _has_logs(record, rank, attempt) and not follow:
-        _print_batch_log(record, LogPrinter(folder, sys.stdout, raw=raw), rank)
+        _print_batch_log(record, LogPrinter(sys.stdout, raw=raw), rank)
         return 0
     run_log = RunLog(folder, keeps_states=raw)
     wanted: dict[str, Any] = {
@@ -156,14 +154,13 @@ class LogPrinter:
 
     def __init__(
         self,
-        folder: RunFolder,
         stream: IO[str],
         *,
         prefixes: bool = False,
         raw: bool = False,
         timestamps: bool = False,
     ) -> None:
-        self._folder, self._stream = folder, stream
+        self._stream = stream
         self._prefixes, self._timestamps = prefixes, timestamps
         self._is_terminal = stream.isatty()
         self._filters = self._is_terminal and not raw

@@ -246,7 +246,7 @@ def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
 
     with runs.goes_on(folder):
         if follow:
-            record = follow_until_over(RunLog(folder), LogPrinter(folder, sys.stdout), rank=0)
+            record = follow_until_over(RunLog(folder), LogPrinter(sys.stdout), rank=0)
         else:
             record = wait_until_over(folder, WaitNotes().update)
     colour = console.GREEN if record.status == DONE else console.RED
