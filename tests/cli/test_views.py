@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from paceline import __main__, cli
-from paceline.cli.commands import logs, show, submit
+from paceline.cli.commands import cancel, logs, show, submit
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
+from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import JobState
 from paceline.watch import run_log
 from paceline.watch.log_file import keep_colours
