@@ -123,7 +123,7 @@ def test_logs_of_a_script_that_writes_to_the_terminal(
     if command == "submit --follow":
         submit.wait_until_done(folder, follow=True)
     else:
-        logs.command(folder.path.name, follow=command == "logs -f", rank="0")
+        logs.command(folder.path.name, follow=command == "logs -f", rank=0)
     assert isinstance(sys.stdout, io.StringIO)
     shown = text if stream is io.StringIO else "\x1b[32mloss 1.5\x1b[0m\x1b[0m\n"
     assert sys.stdout.getvalue() == shown

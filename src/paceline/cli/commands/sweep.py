@@ -294,7 +294,9 @@ def _columns(sweep: Sweep, listed: Sequence[Row]) -> list[Column]:
     repeats = has_repeats(sweep)
     varying = {key for key in sweep.keys if len({str(row.point.get(key)) for row in listed}) > 1}
     parameters = [
-        Column(console.cell(key), 1 + at + len(sweep.keys) * (key not in varying), wraps_at=10)
+        Column(console.cell(key), 1 + at, wraps_at=10)
+        if key in varying
+        else Column(console.cell(key), 1 + at + len(sweep.keys))
         for at, key in enumerate(sweep.keys)
     ]
     columns = [
