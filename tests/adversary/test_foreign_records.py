@@ -361,7 +361,7 @@ def test_hostile_files_of_a_sweep_cost_one_error(
 
     def look() -> None:
         with suppress(PacelineError):
-            sweep.show("sweep")
+            sweeps.show("sweep")
         with suppress(PacelineError):
             sweep.read_points()
             sweep.read_search()

@@ -15,7 +15,6 @@ from paceline import cli
 from paceline.cli.console import print_json
 from paceline.contract.files import own_folder_name
 from paceline.contract.run_folder import RunFolder
-from paceline.launch.environment.build_script import MARKER
 from paceline.staging.cleanup import Owner, make_run_folder, this_process
 from tests.sweep.folders import begin, end, grid, make_sweep
 
@@ -92,28 +91,6 @@ def test_doctor(capsys: pytest.CaptureFixture[str], scratch: Path) -> None:
     answer = ask(capsys, "doctor", str(folder.path), code=None)
     assert answer["findings"][0]["text"].startswith("20260101-000001-aaaa is lost")
     assert {"about", "level", "text", "hint", "evidence", "docs"} <= answer["findings"][0].keys()
-
-
-def test_env_list(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    answer = ask(capsys, "env", "list")
-    assert answer["environments"] == []
-    built, partial = (Path(answer["store"]) / name for name in ("aaaa", "bbbb"))
-    for path in (built, partial):
-        path.mkdir(parents=True)
-    record = {
-        "built": 1.7e9,
-        "kind": "venv",
-        "python": "3.11",
-        "modules": [],
-        "horovod": False,
-        "from": ["a.txt"],
-    }
-    (built / MARKER).write_text(json.dumps(record))
-    found = {each["key"]: each for each in ask(capsys, "env", "list")["environments"]}
-    assert found["aaaa"] == {"key": "aaaa", "path": str(built), "record": record}
-    assert "bbbb" not in found, "it is not complete"
 
 
 def test_clean(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
