@@ -14,6 +14,7 @@ import pytest
 
 from paceline.agent.sweep_trial import main as trial_main
 from paceline.cli.commands import ps, show
+from paceline.cli.commands import sweep as sweeps
 from paceline.contract.fitness import Measurement
 from paceline.contract.foreign_records import (
     keep_valid,
