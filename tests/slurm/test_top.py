@@ -63,11 +63,11 @@ def test_a_job_that_waits_runs_is_requeued_and_is_done(
     async def work(screen: Screen) -> None:
         await screen.until("tiny", "queued", "1 queued", f"job {job}")
         await screen.press("r")
-        await screen.until(f"already in the queue as job {job}")
+        await screen.until("is queued and cannot be requeued")
         await screen.press("s")
         await screen.until("has nothing to save")
         cluster.run(["scancel", filler])
-        await screen.until("running", "1 running", "loss", "training", "cpu")
+        await screen.until("running", "1 running", "loss", "training", "CPU")
         await screen.press("r")
         await screen.until(f"Requeue run {run_of(done).path.name} (tiny, job {job})?")
         await screen.press("y")
@@ -107,14 +107,14 @@ def test_keys_stop_submit_again_and_cancel_a_job(
         await screen.press("r")
         await screen.until(f"Submit run {name} (tiny, job {job}) again?")
         await screen.press("y")
-        await screen.until(f"{name}: submitted, job")
+        await screen.until(f"{name}: submitted again, job")
         again = run.job.read_text().strip()
         assert again != job
         await screen.until("1 running", f"job {again}", "attempt 2")
         await screen.press("c")
         await screen.until(f"Cancel run {name} (tiny, job {again}) now?")
         await screen.press("y")
-        await screen.until(f"{name}: cancelled")
+        await screen.until(f"{name} is cancelled")
         await screen.until("1 over", gone="1 running")
         assert cluster.wait(again) == "CANCELLED"
 
