@@ -130,7 +130,7 @@ def submit(connection: Connection, command: RemoteCommand) -> int:
         pending.unlink(missing_ok=True)
     if exit_code == UNWATCHED_EXIT:
         return INTERRUPTED_EXIT
-    return 1 if exit_code == SETUP_FAILED else exit_code
+    return 1 if exit_code in (SETUP_FAILED, UNSETTLED_EXIT) else exit_code
 
 
 def prepare(connection: Connection, command: RemoteCommand) -> str:
