@@ -45,9 +45,10 @@ def test_the_table_of_a_sweep_arrives_here(
     show = ("sweep", "show", "digits", "--on", "plain")
     done = laptop(*show, "--csv", "/dev/stdout", check=True)
     assert "0.125" in done.stdout
-    assert "wrote 1 trials to /dev/stdout" in done.stderr
-    for flag in ("--csv", "--report"):
-        wrong = laptop(*show, flag, "digits.out")
+    assert "wrote the trials to /dev/stdout" in done.stderr
+    run = ("show", "--openmetrics", "--on", "plain")
+    for line in ((*show, "--csv"), (*show, "--report"), (*run, "--output")):
+        wrong = laptop(*line, "digits.out")
         assert (wrong.returncode, "would be written on plain" in wrong.stderr) == (2, True)
     # the login node has no Plotly
     done = laptop("report", "digits", "--on", "plain", "-o", "digits.html", check=True)

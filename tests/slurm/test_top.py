@@ -63,7 +63,7 @@ def test_a_job_that_waits_runs_is_requeued_and_is_done(
     async def work(screen: Screen) -> None:
         await screen.until("tiny", "queued", "1 queued", f"job {job}")
         await screen.press("r")
-        await screen.until("is queued and cannot be requeued")
+        await screen.until(f"is queued and cannot be requeued. It is job {job}.")
         await screen.press("s")
         await screen.until("has nothing to save")
         cluster.run(["scancel", filler])

@@ -170,6 +170,39 @@ def test_what_has_grown_comes_and_what_was_changed_here_stays(there: Path, tmp_p
     assert (here / "work" / "project" / "result.csv").read_text() == "other"
 
 
+def test_a_fetch_of_logs_alone_forgets_nothing(there: Path, tmp_path: Path) -> None:
+    here, sample = tmp_path / "here", there / "system" / "node-0.jsonl"
+    sample.parent.mkdir()
+    sample.write_bytes(bytes(11 << 20))  # a record, whatever its size
+    later = sample.stat().st_mtime + 100
+    os.utime(sample, (later, later))
+    bring(there, here)
+    mine = here / "work" / "project" / "result.csv"
+    mine.write_text("mine")
+    os.utime(mine, (later + 1, later + 1))
+    log = there / "attempt-1" / "rank-0.log"
+    log.write_text("one\ntwo\n")
+    os.utime(log, (later + 2, later + 2))
+    assert bring(there, here, LOGS).files == 1
+    sample.write_bytes(bytes(12 << 20))
+    made = bring(there, here)
+    assert [note.partition(" ")[0] for note in made.notes] == ["work/project/result.csv"]
+    assert mine.read_text() == "mine"
+    assert (here / "system" / "node-0.jsonl").stat().st_size == 12 << 20
+
+
+def test_an_older_log_does_not_make_records_look_changed(there: Path, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    for name in ("attempt-1/rank-0.log", "job-starts/7-0/verdict", "run.json"):
+        os.utime(there / name, (1e9, 1e9))
+    bring(there, here)
+    bring(there, here, LOGS)
+    with (there / "metrics.jsonl").open("a") as file:
+        file.write("{}\n")
+    made = bring(there, here)
+    assert (made.files, made.notes) == (1, [])
+
+
 def test_a_folder_of_the_users_own_is_left_alone(there: Path, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "notes").write_text("mine")

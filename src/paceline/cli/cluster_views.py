@@ -20,7 +20,7 @@ from paceline.cli.forwarding import Forwarded, find_project
 from paceline.errors import UsageError
 from paceline.spec.clusters import Cluster, ProjectFile, find_cluster
 from paceline.ssh.connection import Connection
-from paceline.ssh.remote_command import prepare
+from paceline.ssh.remote_command import prepare, read_error
 from paceline.ssh.run_copy import SOME, Follower, News, RunCopy, Stream
 from paceline.ssh.run_list import print_news
 from paceline.ui.actions import act
@@ -96,7 +96,7 @@ def _stream(asked: Forwarded, question: list[str]) -> Iterator[tuple[Connection,
     with Stream(connection, prepare(connection, command)) as stream:
         yield connection, stream.news()
         if (code := stream.wait()) and connection.is_open():
-            raise on_cluster.read_error(stream.errors(), code, asked.names[0])
+            raise read_error(stream.errors(), code, asked.names[0])
 
 
 def _actor(asked: Forwarded) -> Any:

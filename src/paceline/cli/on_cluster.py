@@ -21,8 +21,7 @@ from paceline.cli.forwarding import ALL, FileName, Forwarded, find_project, with
 from paceline.contract import env
 from paceline.contract.foreign_records import parse_object, read_object
 from paceline.contract.run_folder import write_atomically
-from paceline.contract.verdict import USAGE_EXIT
-from paceline.errors import EnvironmentProblem, NoSlurm, PacelineError, SpecError, UsageError
+from paceline.errors import NoSlurm, PacelineError, SpecError, UsageError
 from paceline.launch.secrets import NO_SECRETS, choose_secrets, read_secrets
 from paceline.spec.clusters import (
     Cluster,
@@ -44,7 +43,7 @@ from paceline.ssh.connection import Answer, Connection
 from paceline.ssh.remote_command import RemoteCommand
 
 STARTS = ("submit", "sweep")
-OUTPUTS = ("script_only", "csv", "report")  # options that name a file to write
+OUTPUTS = ("script_only", "csv", "report", "output")  # options that name a file to write
 PASSED_ON = ("NO_COLOR", "COLORTERM", "COLUMNS")  # variables of this terminal
 CODE = "the code"  # in the list of what was sent, beside names of secrets
 
@@ -101,10 +100,7 @@ def call(asked: Forwarded) -> tuple[Connection, Answer]:
             "This takes one cluster.", hint=f"Run it once for each of {', '.join(asked.names)}."
         )
     connection, command = make_request(asked, find_project(asked))
-    answer = remote_command.capture(connection, command)
-    if answer.code != 0:
-        raise read_error(answer.errors, answer.code, asked.names[0])
-    return connection, answer
+    return connection, remote_command.capture(connection, command)
 
 
 def ask(asked: Forwarded, line: list[str]) -> tuple[Connection, Mapping[str, Any]]:
@@ -114,14 +110,6 @@ def ask(asked: Forwarded, line: list[str]) -> tuple[Connection, Mapping[str, Any
         return connection, parse_object(answer.output)
     except ValueError:
         raise connection.unclear() from None
-
-
-def read_error(errors: str, code: int, cluster: str) -> PacelineError:
-    """Return the error that a command printed."""
-    _, _, text = errors.rpartition("paceline: error: ")
-    message, *hints = text.strip().splitlines() or [f"The command ended with exit code {code}."]
-    kind = UsageError if code == USAGE_EXIT else EnvironmentProblem
-    return kind(f"{cluster}: {message}", hint=" ".join(each.strip() for each in hints))
 
 
 def point_to_cluster(problem: NoSlurm, command: str) -> NoSlurm:

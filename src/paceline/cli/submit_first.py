@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from paceline.cli import console, on_cluster
 from paceline.cli.forwarding import Forwarded, find_project
 from paceline.contract import env
-from paceline.contract.foreign_records import parse_object, read_object
+from paceline.contract.foreign_records import make, parse_object, read_object
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.verdict import INTERRUPTED_EXIT
 from paceline.errors import EnvironmentProblem, PacelineError, UsageError
@@ -60,7 +60,7 @@ class Race:
 
 def _unfinished() -> dict[str, Race]:
     files = sorted(state_folder("first").glob("*.json"))
-    return {path.stem: Race(**read_object(path)) for path in files}
+    return {path.stem: make(Race, read_object(path)) for path in files}
 
 
 def remind() -> None:
@@ -92,11 +92,12 @@ def start(asked: Forwarded | None) -> int:
             race.clusters.append(name)  # from before it is sent: its answer may be lost
             race.save()
             variables = {**command.variables, env.REQUEST: f"first-{race.id}"}
-            answer = capture(connection, replace(command, variables=variables))
-            if answer.code != 0:
-                console.say_error(on_cluster.read_error(answer.errors, answer.code, name))
-            line = answer.output.decode(errors="replace").partition("\n")[0]
-            print(console.printable(f"{name}: {line or NO_JOB}"), flush=True)
+            try:
+                answer = capture(connection, replace(command, variables=variables))
+                line = answer.output.decode(errors="replace").partition("\n")[0]
+                print(console.printable(f"{name}: {line}"), flush=True)
+            except PacelineError as problem:  # another cluster may train it
+                console.say_error(problem)
         return _watch(race)
     except KeyboardInterrupt:
         console.say_note("cancelling all jobs of this submission")

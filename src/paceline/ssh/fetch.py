@@ -83,7 +83,7 @@ def _comes(row: Row, what: str, checkpoints: Collection[str], folder: RunFolder)
     is_log = top in LOG_FOLDERS or top.startswith("attempt-")
     if what == LOGS:
         return name in LOG_FILES or (bool(rest) and is_log)
-    if is_log or not rest:
+    if is_log or not rest or top in ("events", "system"):
         return name not in LARGE_FILES
     return size <= SMALL and not (top == "work" and _is_code(row, folder))
 
@@ -181,7 +181,7 @@ def _bring(
     folder, listing = RunFolder(made.folder), made.listing
     files = {**_versions(listing["files"]), **_versions(listing["code"], "code/")}
     waiting = [name for name, known in files.items() if _version(made.folder / name) != known]
-    changed = set() if overwrite else _changed(folder, files).intersection(waiting)
+    changed = _changed(folder).difference(waiting if overwrite else {*files} - {*waiting})
     made.notes += [f"{name} {KEPT}" for name in waiting if name in changed]
     waiting = [name for name in waiting if name not in changed]
     there, rsync = str(listing["folder"]), str(listing["rsync"])
@@ -229,15 +229,13 @@ def _accept(folder: RunFolder, step: str) -> dict[str, str]:
     return {}
 
 
-def _changed(folder: RunFolder, names: Collection[str]) -> set[str]:
+def _changed(folder: RunFolder) -> set[str]:
     """Return the files that were changed here: they are newer than all that was fetched."""
     last = read_fields(folder.fetched, {"newest": NUMBER, "changed": list})
-    found = {str(each) for each in last.get("changed", ()) if (folder.path / str(each)).is_file()}
-    for name in names if "newest" in last else ():
-        path = folder.path / name
-        if path.is_file() and not path.is_symlink() and path.stat().st_mtime > last["newest"]:
-            found.add(name)
-    return found
+    newest, known = last.get("newest", float("inf")), last.get("changed", ())
+    files = {str(each.relative_to(folder.path)): each for each in folder.path.rglob("*")}
+    newer = {name for name, each in files.items() if each.lstat().st_mtime > newest}
+    return {name for name in newer.union(known) if name in files and files[name].is_file()}
 
 
 def _record(
@@ -248,13 +246,14 @@ def _record(
     changed: Collection[str],
 ) -> None:
     """Note what is here now, so that the next command finds what was changed here."""
+    earlier = read_fields(folder.fetched, {"newest": NUMBER}).get("newest", 0.0)
     here = [folder.path / name for name in names if name not in changed]
     about = {
         "cluster": cluster,
         "folder": listing["folder"],
         "status": listing["status"],
         "time": time.time(),
-        "newest": max((os.lstat(each).st_mtime for each in here if each.exists()), default=0.0),
+        "newest": max([earlier, *(os.lstat(each).st_mtime for each in here if each.exists())]),
         "changed": sorted(changed),
     }
     write_atomically(folder.fetched, json.dumps(about, indent=1) + "\n")

@@ -18,18 +18,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import IO
 
 from paceline.contract import env
 from paceline.contract.run_folder import write_atomically
-from paceline.contract.verdict import INTERRUPTED_EXIT, UNSETTLED_EXIT, UNWATCHED_EXIT
-from paceline.errors import ConnectionProblem, EnvironmentProblem, PacelineError
+from paceline.contract.verdict import INTERRUPTED_EXIT, UNSETTLED_EXIT, UNWATCHED_EXIT, USAGE_EXIT
+from paceline.errors import ConnectionProblem, EnvironmentProblem, PacelineError, UsageError
 from paceline.spec.home_path import state_folder
 from paceline.spec.shell_text import quote
 from paceline.ssh import code, installation
 from paceline.ssh.code import Parcel
 from paceline.ssh.connection import (
-    CALL_TIMEOUT,
     SETUP_FAILED,
     SSH_FAILED,
     Answer,
@@ -65,14 +63,22 @@ def carry_out(connection: Connection, command: RemoteCommand) -> int:
     return 1 if exit_code == SETUP_FAILED else exit_code
 
 
-def capture(
-    connection: Connection, command: RemoteCommand, *, timeout: float = CALL_TIMEOUT
-) -> Answer:
-    """Carry a command out and return what it wrote, such as JSON."""
-    answer = connection.call(prepare(connection, command), timeout=timeout)
+def capture(connection: Connection, command: RemoteCommand) -> Answer:
+    """Carry a command out and return what it wrote, such as JSON. Raises what it complains of."""
+    answer = connection.call(prepare(connection, command))
     if answer.code == SSH_FAILED:
         raise _cut_off(connection)
+    if answer.code != 0:
+        raise read_error(answer.errors, answer.code, connection.cluster.name)
     return answer
+
+
+def read_error(errors: str, code: int, cluster: str) -> PacelineError:
+    """Return the error that a command printed."""
+    _, _, text = errors.rpartition("paceline: error: ")
+    message, *hints = text.strip().splitlines() or [f"The command ended with exit code {code}."]
+    kind = UsageError if code == USAGE_EXIT else EnvironmentProblem
+    return kind(f"{cluster}: {message}", hint=" ".join(each.strip() for each in hints))
 
 
 def _cut_off(connection: Connection) -> ConnectionProblem:
@@ -179,20 +185,15 @@ def prepare(connection: Connection, command: RemoteCommand) -> str:
 
 
 def _run(connection: Connection, script: str, *, reads_input: bool = False) -> int:
+    """Run a script in this terminal; or copy its output as it comes, without what start-up files
+    print before it.
+
+    ssh reads all its input at once, so it gets ours only if the command there wants it.
+    """
     streams = (sys.stdin, sys.stdout, sys.stderr)
     if all(stream is not None and stream.isatty() for stream in streams):
         return subprocess.run(connection.command(script, terminal=True), check=False).returncode
     sys.stdout.flush()
-    return copy_output(connection, script, sys.stdout.buffer, reads_input=reads_input)
-
-
-def copy_output(
-    connection: Connection, script: str, sink: IO[bytes], *, reads_input: bool = False
-) -> int:
-    """Copy the output of a script as it comes, without what start-up files print before it.
-
-    ssh reads all its input at once, so it gets ours only if the command there wants it.
-    """
     mark = new_mark()
     has_input = reads_input and sys.stdin is not None and not sys.stdin.isatty()
     begin = f"echo {mark}\n"
@@ -206,8 +207,8 @@ def copy_output(
         lines = iter(process.stdout.readline, b"")
         has_begun = any(line.endswith(f"{mark}\n".encode()) for line in lines)
         while part := process.stdout.read1(1 << 16):  # type: ignore[attr-defined]
-            sink.write(part)
-            sink.flush()
+            sys.stdout.buffer.write(part)
+            sys.stdout.flush()
         exit_code = process.wait()
     except BaseException:  # Ctrl-C, or nobody reads this any more
         process.terminate()

@@ -70,7 +70,11 @@ def find_question(verb: str, run: Overview) -> Question | str:
         verb = STOP
     if verb not in allowed_verbs(run):
         if verb == REQUEUE:
-            return f"Run {name} is {run.status} and cannot be requeued. To continue it: {again}"
+            return f"Run {name} is {run.status} and cannot be requeued. " + (
+                f"To continue it: {again}"
+                if run.is_over or not run.job
+                else f"It is job {run.job}."
+            )
         if run.is_over:
             return f"Run {name} has already ended: {run.status}."
         return f"Run {name} is not running yet, so it has nothing to save. To cancel it, press c."

@@ -255,7 +255,7 @@ def show(
         typer_options.require_folder(csv)
         write_output(csv.absolute(), to_csv(sweep))
         say = console.say_note if is_standard_output(csv) else print
-        say(f"wrote {len(sweep.trials)} trials to {csv}")
+        say(f"wrote the trials to {csv}")
     if report is not None:
         write_report(folder, report)
     if as_json:
