@@ -422,16 +422,14 @@ class Attempt:
         for message in self.rendezvous.poll():
             kind = message.get("kind")
             if kind == "failed":
-                failure = message["failure"]
-                failure = rank_failures.received_failure(failure, sent=message["sent"])
+                failure = rank_failures.received_failure(message["failure"], sent=message["sent"])
                 self._fail(failure, received=True)
             elif kind == "stop" and self.stop.is_news(message["way"]):
                 self._stop(message["cause"], message["way"], received=True)
             elif kind == "exits":
-                exits = [
+                self.member_exits[message["from"]] = [
                     RankExit.from_json(fields, sent=message["sent"]) for fields in message["exits"]
                 ]
-                self.member_exits[message["from"]] = exits
             elif kind == "verdict":
                 self.outcome = Outcome(
                     message["verdict"],
@@ -448,10 +446,11 @@ class Attempt:
                 self.hang_reporter.update(message)
             elif kind == "stacks":
                 self.hang_reporter.dump_stacks(set(self.rank_of) - self.ended)
-            elif kind in ("lost", "left"):
-                closed = bool(message.get("closed"))
+            # Of another member: the head agent knows whether its ranks had ended before.
+            elif kind in ("lost", "left") and (self.placement.is_head or not message.get("index")):
                 self._handle_loss(
-                    message["index"] if kind == "lost" else message["from"], closed=closed
+                    message["index" if kind == "lost" else "from"],
+                    closed=message.get("closed", False),
                 )
 
     def _handle_loss(self, index: int, *, closed: bool) -> None:
@@ -467,14 +466,15 @@ class Attempt:
             self.agent_killed |= killed
             cause, message = (KILLED, AGENT_KILLED) if killed else (LOST, AGENT_GONE)
             self._fail(Failure(cause, host, message=message, time=lost))
-        if index == 0 and not self.placement.is_head:
+        else:
             self.outcome = Outcome(FAILED)
 
     def _report_exits(self) -> None:
         """End what the ranks of this node left behind, and report their exits to the head agent."""
         self.workers.kill_leftovers()
-        exits = [asdict(rank_exit) for rank_exit in self.exits]
-        self.rendezvous.send({"kind": "exits", "exits": exits, "sent": time.time()}, to=0)
+        self.rendezvous.send(
+            {"kind": "exits", "exits": list(map(asdict, self.exits)), "sent": time.time()}, to=0
+        )
 
     def _all_members_ended(self) -> bool:
         return len(self.member_exits) >= self.placement.count - 1

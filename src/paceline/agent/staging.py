@@ -139,6 +139,8 @@ class NodeData:
             for message in self._receive():
                 if message["kind"] == ALL_STAGED:
                     return message
+                if message["kind"] == "failed":  # an error of that agent itself
+                    raise LaunchError("Node {host}: {message}".format(**message["failure"]))
                 if message["kind"] == NODE_STAGED:
                     results.append(message)
                 elif self.is_copier and self.stager is None and error is None:
@@ -194,9 +196,9 @@ class NodeData:
         messages = self.rendezvous.poll()
         for message in messages:
             if message["kind"] in ("lost", "left"):
-                index = message["index"] if message["kind"] == "lost" else message["from"]
+                index = message["index" if message["kind"] == "lost" else "from"]
                 raise LaunchError(f"Lost {self.rendezvous.describe(index)} while staging data.")
-        kinds = (PLAN, NODE_STAGED, ALL_STAGED)
+        kinds = (PLAN, NODE_STAGED, ALL_STAGED, "failed")
         self.rendezvous.put_back([each for each in messages if each["kind"] not in kinds])
         return [each for each in messages if each["kind"] in kinds]
 

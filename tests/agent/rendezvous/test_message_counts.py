@@ -91,6 +91,19 @@ def test_an_agent_is_lost(count: int) -> None:
     assert star.sent <= 2 * count
 
 
+def test_the_others_train_on_without_an_agent_whose_ranks_have_ended() -> None:
+    star = Star(3)
+    ended: list[int] = []
+    for index, attempt in enumerate(star.attempts):
+        attempt.termination = SimpleNamespace(start=lambda index=index: ended.append(index))  # type: ignore[assignment]
+    star.attempts[0].member_exits[2] = []
+    lost = {"kind": "lost", "index": 2, "closed": True}
+    star.inboxes[0].append({**lost, "from": 2})
+    star.send(0, lost)
+    star.settle()
+    assert not ended
+
+
 def test_a_loss_and_a_goodbye_are_told_once() -> None:
     """Members say goodbye to the head agent alone."""
     count = 64

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -337,6 +339,20 @@ def test_a_killed_process_costs_a_cold_start_and_nothing_else(
         paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
     assert [each["warm"] == status()["pid"] for each in reports(scratch)] == [False, False, True]
     assert status()["pid"] != killed
+
+
+def test_a_run_starts_even_if_no_process_can_stay(
+    runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = runtime_folder / ("x" * 120)  # no socket can have such a path
+    long.mkdir()
+    options = ZygoteOptions("train.py", is_module=False, threads=1, preload=[], warm=1)
+    left, right = socket.socketpair()
+    with left, right, monkeypatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(long))
+        assert client.stay_warm(MessageSocket(left), options, {}) is None
+        patch.setattr(client, "make_own_folder", Mock(side_effect=PermissionError))
+        assert client.stay_warm(MessageSocket(left), options, {}) is None
 
 
 @light

@@ -155,7 +155,7 @@ class Rendezvous:
         assert self._transport is not None
         deadline = time.monotonic() + timeout
         while True:
-            present = self._transport.present  # read before the inbox: a last message still counts
+            present = self.present  # a copy from before the inbox: a last message still counts
             self._route(self._transport.poll())
             found = {
                 message["from"]: message

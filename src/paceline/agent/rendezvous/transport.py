@@ -236,17 +236,18 @@ class Transport:
         except (ValueError, RecursionError):
             return
         if isinstance(message, dict):
+            self._deliver({**message, "from": peer.index})
             if message.get("kind") == "left":
                 peer.left = True
                 self.present.discard(peer.index)
-            self._deliver({**message, "from": peer.index})
 
     def _lose(self, peer: _Peer, reason: str, *, closed: bool = False) -> None:
         if not self._drop(peer) or peer.left:
             return
-        self.present.discard(peer.index)
         message = {"kind": "lost", "index": peer.index, "reason": reason, "closed": closed}
+        # whoever finds it absent finds the reason among the messages
         self._deliver({**message, "from": peer.index})
+        self.present.discard(peer.index)
         if self._is_head and not self._closing.is_set():
             self._outbox.append((None, encode(message)))
 

@@ -159,13 +159,14 @@ def request_zygote(
     if answer is not None and answer["kind"] == "accepted":
         connection.setblocking(True)
         return connection, ""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     connection.close()
     if answer is not None:
         return None, f"this has changed: {answer['why']}"
     os.unlink(path)
     # It may hold this command's output open, which the reader of a pipe would wait for.
-    os.kill(struct.unpack("=iII", credentials)[0], signal.SIGKILL)
+    if pid := struct.unpack("=iII", peer)[0]:  # 0: it is not in this container
+        os.kill(pid, signal.SIGKILL)
     return None, "the warm process is not responding"
 
 
@@ -222,16 +223,16 @@ def stay_warm(agent: MessageSocket, options: ZygoteOptions, conditions: Conditio
     """Leave a warm process behind, and tell the agent. Returns None in the calling zygote, and its
     run in each zygote of a later run.
     """
-    path = _socket_path(sys.executable, make=True)
-    assert path is not None
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        path = _socket_path(sys.executable, make=True)
+        assert path is not None
         listener.bind(path)
         listener.listen()
-    except OSError:  # another one has just been left
+        child = os.fork()
+    except OSError:  # another one has just been left, or there is no room for one
         listener.close()
         return None
-    child = os.fork()
     if child:
         os.waitpid(child, 0)
         listener.close()
@@ -296,8 +297,10 @@ class _WarmProcess:
         changed = changed or difference(self.files, dict(_loaded_files(self.files)))
         if changed:
             os.unlink(self.path)  # before the answer: another one takes its place
-            client.send({"kind": "refused", "why": changed})
-            os._exit(0)
+            try:
+                client.send({"kind": "refused", "why": changed})
+            finally:  # also if its command is gone: nobody can reach this any more
+                os._exit(0)
         options = ZygoteOptions.from_args(message["options"])
         self.idle, options.warm = options.warm, 0
         pid = os.fork()
