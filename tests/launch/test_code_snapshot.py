@@ -247,6 +247,32 @@ def test_a_failed_copy_leaves_nothing(
     assert list(store.iterdir()) == []
 
 
+def test_a_damaged_copy_is_replaced_in_a_folder_of_a_group(project: Path, tmp_path: Path) -> None:
+    store = tmp_path / "scratch" / "store"
+    store.mkdir(parents=True)
+    store.chmod(0o2770)  # folders made in it have the bit, too
+    taken = snapshot(project, store).path
+    unchanged = taken.stat().st_ino
+    assert snapshot(project, store).path.stat().st_ino == unchanged
+    (taken / "train.py").unlink()  # by a clean-up of old files
+    assert snapshot(project, store).path == taken
+    assert contents(taken) == EXPECTED
+
+
+@pytest.mark.parametrize("place", ["link", "file"])
+def test_what_takes_the_place_of_a_tracked_folder_is_copied_alone(
+    project: Path, tmp_path: Path, place: str
+) -> None:
+    elsewhere = (project / "package").rename(tmp_path / "elsewhere")
+    if place == "link":
+        (project / "package").symlink_to(elsewhere)
+    else:
+        (project / "package").write_text("# a file\n")
+    taken = snapshot(project, tmp_path / "scratch" / "store").path
+    assert contents(taken) == {*EXPECTED, "package"} - {"package/model.py", "package/changed.py"}
+    assert (elsewhere / "model.py").read_text() == "# package/model.py\n"
+
+
 def test_the_output_of_this_command_is_no_code(project: Path) -> None:
     with (project / "run.sh").open("a") as output:
         kept = os.dup(1)

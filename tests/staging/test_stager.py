@@ -94,6 +94,9 @@ def test_packs_can_be_made_before_a_job(base: Path, node: Node) -> None:
     manifest = scan(source)
     Packs(wanted.packs).write(manifest, Transfer())
     assert Packs(wanted.packs).read(manifest.key) == manifest
+    Packs(wanted.packs).manifest_path(manifest.key).write_text("{}")  # of another version
+    node.stage(wanted)
+    assert Packs(wanted.packs).read(manifest.key) == manifest
     data, _ = node.follow(wanted)
     assert content(data / "set") == content(source)
 

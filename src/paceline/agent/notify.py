@@ -24,7 +24,7 @@ from paceline.agent.rank_failures import FENCED_OFF
 from paceline.agent.stop.rank_signals import FILE, TERM, is_time_limit
 from paceline.contract import env
 from paceline.contract.claims import claim_number
-from paceline.contract.foreign_records import parse_object, read_object, read_tail
+from paceline.contract.foreign_records import parse_object, read_fields, read_tail
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact_text
 from paceline.contract.run_folder import AttemptFolder, JobStartFolder, RunFolder
@@ -203,10 +203,7 @@ class Notifier:
 
     def _name(self) -> str:
         """Return what the user calls the run; empty without a name of its own."""
-        try:
-            return str(read_object(self._run.run_json).get("name") or "")[:MAX_NAME]
-        except (OSError, ValueError):
-            return ""
+        return str(read_fields(self._run.run_json).get("name") or "")[:MAX_NAME]
 
     def _job(self) -> str:
         array = self._environ.get("SLURM_ARRAY_JOB_ID"), self._environ.get("SLURM_ARRAY_TASK_ID")

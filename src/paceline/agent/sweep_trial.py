@@ -21,7 +21,7 @@ from paceline.agent import optuna_study
 from paceline.agent.rank_failures import Failure
 from paceline.agent.wandb_point import TrialPython, request_point, tracking_of
 from paceline.contract import env
-from paceline.contract.foreign_records import make, read_object, read_objects
+from paceline.contract.foreign_records import make, read_fields, read_objects
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact, redact_args, redact_values
 from paceline.contract.run_folder import RunFolder, write_atomically
@@ -96,7 +96,7 @@ def open_trial(
         write_atomically(trial.result, json.dumps({"state": NO_POINT}) + "\n")
         raise
     write_atomically(trial.trial, json.dumps(record) + "\n")
-    launch_spec["programs"] = _read(submission / "programs.json")
+    launch_spec["programs"] = read_fields(submission / "programs.json")
     made = _with_own_working_directory(
         _trial_launch_spec(sweep, search, point, launch_spec, record), submission, trial
     )
@@ -147,7 +147,7 @@ def _check_pruned(sweep: SweepFolder, point: Point, trial: TrialFolder) -> None:
     seeds = [each for each in _trials_of(sweep, point.group) if each.number != point.number]
     pruned = next((each for each in seeds if each.pruned.exists()), None)
     if pruned is not None:
-        record = {**_read(pruned.trial), "number": point.number, "seed": point.seed}
+        record = {**read_fields(pruned.trial), "number": point.number, "seed": point.seed}
         write_atomically(trial.trial, json.dumps(record) + "\n")
         trial.pruned.touch()
         close_trial(sweep, point.number, DONE)
@@ -344,7 +344,7 @@ def close_trial(
     never started.
     """
     search, trial = sweep.read_search(), sweep.trial(number)
-    record = _read(trial.trial)
+    record = read_fields(trial.trial)
     state = DONE if verdict == DONE else FAILED
     if state == DONE and trial.pruned.exists():
         state = PRUNED
@@ -357,7 +357,7 @@ def close_trial(
         "state": state,
         "value": value,
         "step": step,
-        "started": _read(trial.run_json).get("created"),
+        "started": read_fields(trial.run_json).get("created"),
         "ended": time.time(),
         "error": error,
         "point": record.get("point"),
@@ -389,7 +389,7 @@ def _group_result(sweep: SweepFolder, group: int) -> tuple[str, float | None] | 
     """Return a point's state and its mean over seeds; None until all seeds have ended. Pruned
     points have no mean.
     """
-    results = [_read(trial.result) for trial in _trials_of(sweep, group)]
+    results = [read_fields(trial.result) for trial in _trials_of(sweep, group)]
     if not all(results):
         return None
     values = [
@@ -407,7 +407,7 @@ def _find_error(trial: TrialFolder, verdict: str) -> str:
     if verdict == STOPPED:
         return "stopped before it finished"
     for attempt in reversed(trial.attempts()):
-        if failure := _read(attempt.failure):
+        if failure := read_fields(attempt.failure):
             return Failure(**failure).summary
     if reason := _agent_error(trial):
         return reason
@@ -434,10 +434,3 @@ def _agent_error(trial: TrialFolder) -> str:
         failed = [event for event in failed if event.get("job_start") == name]
     timed = [event for event in failed if isinstance(event.get("time"), (int, float))]
     return str(max(timed, key=itemgetter("time"))["reason"]) if timed else ""
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return read_object(path)
-    except (OSError, ValueError):
-        return {}

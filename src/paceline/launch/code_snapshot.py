@@ -5,6 +5,7 @@ Copies are read-only, their owner's alone, and verified before they are used aga
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shutil
@@ -188,18 +189,23 @@ def _git(folder: Path, *args: str) -> bytes:
 
 def _measure(folder: Path, names: Iterable[str]) -> dict[str, int]:
     """Return the sizes of files and links. Tracked files may be deleted, and pipes are not code;
-    nor is the output of this command (`paceline run ... > log.txt`).
+    nor is the output of this command (`paceline run ... > log.txt`), nor what is behind a link that
+    has taken the place of a tracked folder.
     """
-    outputs = []
+    outputs, resolve = [], functools.cache(Path.resolve)
     for descriptor in (1, 2):
         with suppress(OSError):  # it is closed
             outputs.append(os.fstat(descriptor))
     sizes = {}
     for name in names:
-        with suppress(FileNotFoundError):
-            status = os.lstat(folder / name)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            status, parent = os.lstat(folder / name), (folder / name).parent
             is_output = any(os.path.samestat(status, output) for output in outputs)
-            if stat.S_IFMT(status.st_mode) in (stat.S_IFREG, stat.S_IFLNK) and not is_output:
+            if (
+                stat.S_IFMT(status.st_mode) in (stat.S_IFREG, stat.S_IFLNK)
+                and not is_output
+                and resolve(parent) == parent
+            ):
                 sizes[name] = status.st_size
     return sizes
 
@@ -247,8 +253,8 @@ def _store(folder: Path, names: Iterable[str], store: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix=".partial-", dir=store) as temporary:
         partial = Path(temporary, "new")
         _copy(folder, wanted, partial)
-        path = store / _digest(_read_copy(partial))  # exactly what was copied
-        if path == expected:
+        path = store / _digest(copied := _read_copy(partial))  # exactly what was copied
+        if not _is_intact(path, copied):
             with suppress(FileNotFoundError):  # usually it is new
                 os.rename(path, f"{temporary}/damaged")
         try:
@@ -315,7 +321,7 @@ def _read(path: Path) -> tuple[int, str]:
     if path.is_symlink():
         return 0, f"link to {os.readlink(path)}"
     if path.is_dir():
-        return stat.S_IMODE(path.stat().st_mode), ""
+        return path.stat().st_mode & 0o777, ""  # a folder in a shared one may have its setgid bit
     total = hashlib.sha256()
     with open(open_without_waiting(path), "rb", buffering=0) as file:
         while content := file.read(BLOCK):

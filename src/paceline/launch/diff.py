@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.contract.files import show_size
-from paceline.contract.foreign_records import read_object
+from paceline.contract.foreign_records import read_fields
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem
 from paceline.launch.code_snapshot import find_code, list_copy
@@ -39,9 +37,7 @@ def compare_run(folder: RunFolder) -> RunDifference:
     project.
     """
     require_own_folder(folder.path, "Run")
-    record: Mapping[str, Any] = {}
-    with suppress(OSError, ValueError):
-        record = read_object(folder.run_json)
+    record = read_fields(folder.run_json)
     code, spec = record.get("code") or {}, record.get("spec") or {}
     project = Path(code.get("folder") or "")
     if not folder.code.is_dir():

@@ -32,8 +32,7 @@ def forget_secrets(path: Path) -> bool:
     try:
         text = _read(path)
         if names := secret_names(text):
-            kept = text[: text.index(SECRETS_MARK)]
-            kept += f"paceline_require_secrets {' '.join(names)}\n"
+            kept = f"{text[: text.index(SECRETS_MARK)]}paceline_require_secrets {' '.join(names)}\n"
             write_atomically(path, kept, mode=0o600)
     except OSError as problem:
         return isinstance(problem, FileNotFoundError)

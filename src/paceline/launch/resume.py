@@ -134,9 +134,17 @@ def _live_project(folder: RunFolder, old: LaunchSpec, record: Mapping[str, Any])
 
 
 def _recorded_tables(record: Mapping[str, Any], old: LaunchSpec, typed: Typed) -> dict[str, Any]:
-    """Return the settings of a run, with what its record hides; what it waited for is over."""
+    """Return the settings of a run, with what its record hides; what it waited for is over, and
+    what another version knew is ignored.
+    """
     tables = {
-        name: dict(values) for name, values in record["spec"].items() if isinstance(values, dict)
+        name: {
+            key: values[key]
+            for key in getattr(field.annotation, "model_fields", values)
+            if key in values
+        }
+        for name, field in Tables.model_fields.items()
+        if isinstance(values := record["spec"].get(name), dict)
     }
     tables["params"] = dict(old.params)
     environment, job = tables.setdefault("environment", {}), tables.setdefault("job", {})
@@ -146,7 +154,8 @@ def _recorded_tables(record: Mapping[str, Any], old: LaunchSpec, typed: Typed) -
         **{name: text for name, text in old.variables.items() if name in named},
         **{name: os.environ[name] for name in hidden},
     }
-    environment["setup"] = old.setup
+    # without secrets only in the record; a run of an earlier version has nothing else
+    environment["setup"] = old.setup or environment.get("setup", [])
     job.pop("dependency", None)
     if any(typed.has(f"environment.{key}") for key in _BUILT_FROM):
         for key in ("path", "image"):  # it was built for the run, from what it had then

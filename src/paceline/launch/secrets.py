@@ -109,11 +109,7 @@ def choose_secrets(
 
 def _named(job: Job) -> dict[str, str]:
     """Return the secrets that are named, without a value, and the key that names each."""
-    webhook = (
-        {job.tables.notify.webhook: "notify.webhook"}
-        if job.tables.notify.webhook is not None
-        else {}
-    )
+    webhook = dict.fromkeys(filter(None, [job.tables.notify.webhook]), "notify.webhook")
     return {**webhook, **dict.fromkeys(job.environment.secrets, "environment.secrets")}
 
 
@@ -274,7 +270,7 @@ _ENTRY = re.compile(
     r"""[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*
     (?: '(?P<single>[^']*)'
       | "(?P<double>(?:[^"\\]|\\.)*)"
-      | (?!['"])(?P<bare>(?:[^\n#]|(?<![ \t=])\#)*))
+      | (?![ \t'"])(?P<bare>(?:(?!\#)(?:[^\n#]|(?<![ \t])\#)*)?))
     [ \t]*(?:\#[^\n]*)?(?:\n|\Z)""",
     re.VERBOSE | re.DOTALL,
 )
@@ -316,10 +312,8 @@ def parse_dotenv(text: str, *, where: str) -> dict[str, str]:
                 hint="Put the value in single quotes to use it literally, or write it out.",
             )
         if double is not None:
-            value = re.sub(r"\\(.)", _unescape, double, flags=re.DOTALL)
+            value = re.sub(
+                r"\\(.)", lambda match: _ESCAPES.get(match[1], match[0]), double, flags=re.DOTALL
+            )
         found[entry[1]] = entry["bare"].strip() if value is None else value
     return found
-
-
-def _unescape(match: re.Match[str]) -> str:
-    return _ESCAPES.get(match[1], match[0])

@@ -111,11 +111,11 @@ class Stager:
         for item in items:
             manifest, packs = item.manifest, self.packs
             try:
-                if not manifest.needs_pack:
-                    packs.publish(manifest)
-                elif not packs.has(manifest):
+                if manifest.needs_pack and not packs.has(manifest):
                     self.transfer.total += sum(file.size for file in manifest.small)
                     packs.write(manifest, self.transfer)
+                else:  # a list that is there may be of another version, or damaged
+                    packs.publish(manifest)
             except OSError as error:
                 note = f"small files are not packed: {packs.folder}: {error.strerror}"
                 self.result.notes.append(note)

@@ -214,6 +214,20 @@ def test_a_secret_in_setup_is_hidden_and_goes_on(login: Login) -> None:
     assert not [path for path in readable if b"hush" in path.read_bytes()]
 
 
+def test_a_run_of_another_version_goes_on(login: Login) -> None:
+    """Its launch spec has no lines of `setup`, and its record has a key that nobody knows."""
+    login.submit("--setup=ulimit -n 4096", "train.py")
+    folder = login.run
+    spec, record = (json.loads(path.read_text()) for path in (folder.launch_spec, folder.run_json))
+    del spec["setup"]
+    record["spec"]["data"]["verify"] = "size"
+    folder.launch_spec.write_text(json.dumps(spec))
+    folder.run_json.write_text(json.dumps(record))
+    login.end("FAILED")
+    login.submit("--resume", "last")
+    assert "\nulimit -n 4096\n" in folder.script.read_text()
+
+
 def test_two_commands_do_not_submit_one_run(login: Login) -> None:
     login.submit("--name", "mine", "train.py")
     login.end("FAILED")

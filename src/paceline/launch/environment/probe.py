@@ -55,17 +55,16 @@ def probe(
     The command may use "$@", which are `args`. The lines may have secrets: the folder is ours alone.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-check-") as folder:
-        script, out, err, report = (
-            Path(folder, name) for name in ("script", "out", "err", "report")
+        # the job starts in its run folder, where none of the project's files are
+        script, out, err, report, cwd = (
+            Path(folder, name) for name in ("script", "out", "err", "report", "cwd")
         )
+        cwd.mkdir()
         head = [
             f"export {env.CHECK}=1",
             f'paceline_fail() {{ echo "$*" >{quote(str(report))}; exit 1; }}',
         ]
         script.write_text("\n".join([*head, *lines, command]), "utf-8", "surrogateescape")
-        # the job starts in its run folder, where none of the project's files are
-        cwd = Path(folder, "cwd")
-        cwd.mkdir()
         # Files, not pipes: a line of `setup` may leave something in the background that holds them open.
         with open(out, "wb") as out_file, open(err, "wb") as err_file:
             process = subprocess.Popen(
@@ -78,11 +77,13 @@ def probe(
                 start_new_session=True,
             )
             code = None
-            with suppress(subprocess.TimeoutExpired):
-                code = process.wait(TIMEOUT)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            try:
+                with suppress(subprocess.TimeoutExpired):
+                    code = process.wait(TIMEOUT)
+            finally:  # also after Ctrl-C, which does not reach a session of its own
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         printed, errors = (path.read_text("utf-8", "replace") for path in (out, err))
         failure = report.read_text("utf-8", "replace").strip() if report.exists() else None
         return ProbeResult(code, printed, errors, failure)
