@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections import Counter, deque
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from paceline.agent.attempt import Attempt
 from paceline.agent.rank_failures import Failure
+from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.rendezvous.transport import Transport
 
 
@@ -102,6 +104,30 @@ def test_the_others_train_on_without_an_agent_whose_ranks_have_ended() -> None:
     star.send(0, lost)
     star.settle()
     assert not ended
+
+
+def test_late_exits_do_not_count_for_the_next_attempt() -> None:
+    """Of ranks that took longer to end than the head agent waits."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours = listener.accept()[0]
+    head, member = (
+        Rendezvous(
+            SimpleNamespace(is_head=index == 0, index=index, count=2),  # type: ignore[arg-type]
+            [{"host": "a"}, {"host": "b"}],
+            transport=Transport({1 - index: sock}, is_head=index == 0, silence_timeout=600.0),
+        )
+        for index, sock in enumerate((ours, theirs))
+    )
+    member.send({"kind": "exits"})
+    member.send({"kind": "stop"})
+    preparing = threading.Thread(target=member.prepare, args=(2,))
+    preparing.start()
+    head.prepare(2)
+    preparing.join()
+    assert [message["kind"] for message in head.poll()] == ["stop"]
+    member.close()
+    head.close()
 
 
 def test_a_loss_and_a_goodbye_are_told_once() -> None:

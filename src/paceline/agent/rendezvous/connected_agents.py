@@ -163,9 +163,9 @@ class Rendezvous:
                 if message["kind"] == kind and message["attempt"] == attempt
             }
             if senders <= set(found):
-                self._preparing = [
-                    message for message in self._preparing if message["attempt"] > attempt
-                ]
+                # What is left is of earlier attempts, such as ranks that took too long to end.
+                self._preparing.clear()
+                self._arrived = [each for each in self._arrived if each.get("kind") != "exits"]
                 return found
             gone = senders - set(found) - present
             if not self.placement.is_head:
