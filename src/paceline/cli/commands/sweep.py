@@ -153,6 +153,9 @@ def load(file: str, settings: typer_options.Settings, *, here: bool) -> SweepSet
     )
     if not here:
         settings.note_profile(found.job)
+    flag, used = own.get("tracking.wandb_sweep"), found.search.wandb_sweep
+    if flag and flag.value != used:
+        console.say_note(f"{flag.name} is {flag.value}, but {path} or its settings name {used}")
     program = found.job.program
     for name in found.scripts:  # all of them exist
         typer_options.find_program([name], is_module=program.is_module, cwd=found.job.cwd)

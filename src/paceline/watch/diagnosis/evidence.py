@@ -34,11 +34,9 @@ AGENT_FIELDS: Fields = {
     "time": NUMBER,
     "event": str,
     "job_start": str,
-    "index": int,
     "host": str,
     "nodelist": str,
     "interfaces": dict,
-    "addresses": list,
     "cpus": int,
     "ranks": list,
     "python": str,
@@ -46,27 +44,14 @@ AGENT_FIELDS: Fields = {
     "nccl": str,
     "paceline": str,
     "gpu_driver": str,
-    "address": str,
-    "error": str,
     "resolved": list,
     "interface": str,
     "answers": bool,
-    "peer": str,
-    "chosen": dict,
     "set": dict,
-    "closed": bool,
-    "reason": str,
     "visible_gpus": int,
     "slurm_gpus": int,
-    "gpu_devices": int,
-    "run_free": int,
-    "tmp_free": int,
-    "shm_free": int,
-    "memory_free": int,
-    "attempt": int,
     "lost_host": str,
 }
-FAILURE_FIELDS: Fields = {"traceback": str, "step": int, "time": NUMBER, "log": str}
 OWN_LINE = re.compile(r"(slurmstepd|srun|slurmd|paceline|bash|/\S*(job|sbatch|slurm_script)\S*): ")
 LOG_TAIL = 65536  # bytes
 
@@ -125,8 +110,7 @@ class Evidence:
         self.quotas = [each for each in quotas if each.level != GOOD]
         self.now = time.time()
         self.attempt = next(reversed(self.folder.attempts()), None)
-        failure = keep_valid(read_failure(self.attempt), FAILURE_FIELDS) if self.attempt else {}
-        self.failure = failure
+        self.failure = read_failure(self.attempt) if self.attempt else {}
         self.usage = [newest_samples(use) for use in read_node_usage(self.folder)]
         self.ranks: dict[int, list[RankSample]] = read_ranks(
             [*self.usage, *map(_as_usage, answers)]
