@@ -114,6 +114,7 @@ def test_only_the_secret_of_a_text_is_hidden() -> None:
         "export A=1 MY_TOKEN='***' B=2\nfoo --token=*** -v"
     )
     assert redact_text('{"api_key": "x", "lr": 1}') == '{"api_key": "***", "lr": 1}'
+    assert redact_text("export MY_TOKEN='$ecret'") == "export MY_TOKEN='***'"  # quotes keep the $
     assert redact_args(["git+https://a:b@git.example.org/m.git@v1"]) == [
         "git+https://***@git.example.org/m.git@v1"
     ]

@@ -60,8 +60,8 @@ _NAMED = re.compile(
     r"(?=(?:[\"']?(?:=|\s*:(?!/)\s*)|(?(option)\s+(?!-)|(?!)))[\"']?"
     r"(?P<value>(?<=\")(?:[^\"\\]|\\.)+|(?<=')[^']+|[^\s\"']+))"
 )
-# of a shell: to a variable, or to what a command prints
-_REFERENCE = re.compile(r"\$(?:\(.*|\w+;?|\{\w+\};?)", re.DOTALL)
+# of a shell: to a variable, or to what a command prints; in single quotes it is none
+_REFERENCE = re.compile(r"(?<!')\$(?:\(.*|\w+;?|\{\w+\};?)", re.DOTALL)
 _ASSIGNED_NAME = re.compile(r"[-+]*[\w./-]+")
 _OPTION = re.compile(r"--[A-Za-z][\w.-]*(?:=.*)?|-[A-Za-z]\d*|-[a-z_-]+(?:=.*)?", re.DOTALL)
 
@@ -89,9 +89,11 @@ def redact_text(text: str) -> str:
         text = pattern.sub(shown, text)
     parts, position = [], 0
     for found in _NAMED.finditer(text):
-        value = found["value"]
-        is_hidden = _is_secret(found["name"], value) and not _REFERENCE.fullmatch(value)
-        if is_hidden and found.start() >= position:
+        if (
+            found.start() >= position
+            and _is_secret(found["name"], found["value"])
+            and not _REFERENCE.fullmatch(text, *found.span("value"))
+        ):
             parts += [text[position : found.start("value")], REDACTED]
             position = found.end("value")
     return "".join([*parts, text[position:]])
