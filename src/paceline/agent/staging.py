@@ -15,7 +15,6 @@ from paceline.agent.launcher_placement import Placement
 from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.rendezvous.membership import Interrupted
 from paceline.contract import env
-from paceline.contract.claims import claim_number
 from paceline.contract.files import find_own_folder, own_folder_name
 from paceline.errors import LaunchError, PacelineError
 from paceline.staging import cleanup
@@ -45,21 +44,20 @@ class NodeData:
 
     def __init__(self, agent: Agent, placement: Placement, rendezvous: Rendezvous) -> None:
         self.agent, self.placement, self.rendezvous = agent, placement, rendezvous
-        environ, run, job_start = agent.environ, agent.run, agent.job_start.path.name
+        environ = agent.environ
         self.request = read_request(agent.launch_spec, environ)
         self.is_copier = 0 in placement.local_ranks
         name = f"node-{placement.node}" if placement.nodes > 1 else ""
         self.owner = cleanup.Owner(
             run=agent.launch_spec.run_id,
-            job_start=job_start,
+            job_start=agent.job_start.path.name,
             node=placement.node,
             host=placement.host,
             job=environ.get("SLURM_JOB_ID", ""),
             cluster=environ.get("SLURM_CLUSTER_NAME", ""),
             staged=[item.name for item in self.request.items],
             collect=list(self.request.collect),
-            destination=str(run.collected / name),
-            claim=claim_number(run, job_start),
+            destination=str(agent.run.collected / name),
             **cleanup.this_process(),
         )
         self.base = choose_base(self.request, environ)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.files import find_own_folder, make_own_folder
+from paceline.contract.foreign_records import make, read_object
 from paceline.contract.launcher_variables import slurm_query_environment
 from paceline.contract.process import pid_namespace, process_start
 from paceline.contract.run_folder import write_atomically
@@ -48,7 +49,6 @@ class Owner:
     staged: list[str] = field(default_factory=list)
     collect: list[str] = field(default_factory=list)
     destination: str = ""
-    claim: int = 0  # which job start of the run it is
     collected: bool = False
 
 
@@ -84,8 +84,8 @@ def write_owner(path: Path, owner: Owner) -> None:
 
 def read_owner(path: Path) -> Owner | None:
     try:
-        return Owner(**json.loads((path / "owner.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return make(Owner, read_object(path / "owner.json"))
+    except (OSError, ValueError):
         return None
 
 
@@ -101,19 +101,19 @@ class Leftover:
         owner = self.owner
         is_due = owner.collect and not owner.collected
         has_run = Path(owner.destination).parent.is_dir()
-        if is_due and has_run and collect_results(self.path, owner).problems:
+        if is_due and has_run and collect_results(self.path, owner, keep_newer=True).problems:
             return False  # the next job here tries again
         return remove_tree(self.path)
 
 
-def collect_results(path: Path, owner: Owner) -> CollectResult:
+def collect_results(path: Path, owner: Owner, *, keep_newer: bool = False) -> CollectResult:
     """Copy the results of a run back from its folder on the node."""
     return collect(
         path / "data",
         Path(owner.destination),
         patterns=owner.collect,
         staged=owner.staged,
-        claim=owner.claim,
+        keep_newer=keep_newer,
     )
 
 

@@ -12,12 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from paceline.contract.files import show_size
-from paceline.contract.run_folder import write_atomically
+from paceline.contract.files import replace_file, show_size
 from paceline.errors import PacelineError
 from paceline.staging.copy import Transfer, copy_file
-
-PARTIAL = ".paceline-partial"
 
 
 @dataclass
@@ -45,15 +42,18 @@ class CollectResult:
 
 
 def collect(
-    data: Path, destination: Path, *, patterns: Sequence[str], staged: Sequence[str], claim: int = 0
+    data: Path,
+    destination: Path,
+    *,
+    patterns: Sequence[str],
+    staged: Sequence[str],
+    keep_newer: bool = False,
 ) -> CollectResult:
     """Copy what matches some patterns below `data` to the same relative paths below `destination`.
 
-    Which of two files is newer is decided by the job starts that collected them, because their
-    hosts' clocks may differ: a later job start's file wins. `claim` is the job start's number, from
-    1. Times decide only within one.
+    With `keep_newer`, files stay there that are newer, by their times: what a killed run has left
+    on a node is collected late. Without, nothing is compared, as hosts' clocks may differ.
     """
-    earlier = _take_turn(destination, claim) if claim else claim
     sizes = []
     for name in _find_names(data, patterns, staged):
         with suppress(OSError):
@@ -61,44 +61,25 @@ def collect(
     result, transfer = CollectResult(), Transfer()
 
     def copy(name: str) -> None:
+        source, target = data / name, destination / name
         try:
-            _collect_file(name)
+            status = source.lstat()
+            if os.path.lexists(target):
+                existing = target.lstat()
+                if (existing.st_mtime_ns, existing.st_size) == (status.st_mtime_ns, status.st_size):
+                    return
+                if keep_newer and existing.st_mtime_ns > status.st_mtime_ns:
+                    result.outdated.append(name)
+                    return
+            if _replace(source, target, transfer):
+                result.sizes.append(status.st_size)
         except OSError as error:
             result.problems.append(f"{name!r}: {error.strerror}")
         except PacelineError as error:  # it changed meanwhile
             result.problems.append(f"{name!r}: {error.message}")
 
-    def _collect_file(name: str) -> None:
-        source, target = data / name, destination / name
-        status = os.lstat(source)
-        try:
-            existing = os.lstat(target)
-        except FileNotFoundError:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        else:
-            if (existing.st_mtime_ns, existing.st_size) == (status.st_mtime_ns, status.st_size):
-                return
-            is_newer = existing.st_mtime_ns > status.st_mtime_ns
-            if claim < earlier or (claim == earlier and is_newer):
-                result.outdated.append(name)
-                return
-        if _replace(source, target, transfer):
-            result.sizes.append(status.st_size)
-
     transfer.run([partial(copy, name) for _, name in sorted(sizes)])
     return result
-
-
-def _take_turn(destination: Path, claim: int) -> int:
-    """Return which job start has collected here last, and leave this one's number for the next."""
-    mark, earlier = destination.with_name(f".{destination.name}.claim"), claim
-    with suppress(OSError, ValueError):
-        earlier = int(mark.read_text(encoding="ascii"))
-    if claim >= earlier:
-        with suppress(OSError):
-            mark.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(mark, f"{claim}\n")
-    return earlier
 
 
 def _find_names(data: Path, patterns: Sequence[str], staged: Sequence[str]) -> list[str]:
@@ -131,23 +112,17 @@ def _find_names(data: Path, patterns: Sequence[str], staged: Sequence[str]) -> l
 
 def _replace(source: Path, target: Path, transfer: Transfer) -> bool:
     """Put a copy of a file or link in the target's place. Return False for anything else."""
-    partial_copy = target.with_name(f".{target.name}"[:200] + PARTIAL)
-    with suppress(FileNotFoundError):
-        os.unlink(partial_copy)
-    try:
-        if source.is_symlink():
-            os.symlink(os.readlink(source), partial_copy)
-            status = os.lstat(source)
-            times = (status.st_atime_ns, status.st_mtime_ns)
-            os.utime(partial_copy, ns=times, follow_symlinks=False)
-        elif source.is_file():
-            # the node may be gone in a second, and its cache with it
-            copy_file(str(source), partial_copy, transfer, sync=True)
-        else:
-            return False
-        os.replace(partial_copy, target)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(partial_copy)
-        raise
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_symlink():
+        status = source.lstat()
+        target.unlink(missing_ok=True)
+        os.symlink(os.readlink(source), target)
+        os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)
+    elif source.is_file():
+        mode = source.stat().st_mode & 0o777 | 0o600
+        # the node may be gone in a second, and its cache with it
+        with replace_file(target, mode=mode, sync=True) as file:
+            copy_file(str(source), file, transfer)
+    else:
+        return False
     return True
