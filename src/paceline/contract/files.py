@@ -91,7 +91,7 @@ def replace_file(path: Path, *, mode: int = 0o644, sync: bool = False) -> Iterat
     before that.
     """
     # A name that nobody can guess, and no file but a new one: others may write to the folder too.
-    partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}.partial")
+    partial = path.with_name(f".{path.name[:50]}.{os.urandom(8).hex()}.partial")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with open(descriptor, "wb") as file:

@@ -92,7 +92,7 @@ class CachedItem:
             record = json.loads((self.path / COMPLETE).read_text(encoding="utf-8"))
             return float(record["keep"]), str(record["source"])
         except (OSError, ValueError, KeyError):
-            return 86400.0, "unfinished"  # another job may resume it within a day
+            return 86400.0, "unfinished"  # another job may be filling it
 
     def last_use(self) -> float:
         path = self.lock().path
@@ -134,8 +134,7 @@ def acquire_item(
     """Wait until the item is complete. Returns the shared lock that protects it, and whether it was
     there already.
 
-    `fill` is called by one job at a time, and may find parts of the item; `check` may raise an
-    error while another job fills it.
+    `fill` is called by one job at a time; `check` may raise an error while another job fills it.
     """
     lock = item.lock()
     while True:
@@ -150,7 +149,8 @@ def acquire_item(
     try:
         is_reused = item.is_complete  # it may have been removed before it was locked
         if not is_reused:
-            item.path.mkdir(mode=0o700, exist_ok=True)
+            remove_tree(item.path)  # what an interrupted job has left
+            item.path.mkdir(mode=0o700)
             fill()
         lock.share()
     except BaseException:

@@ -7,10 +7,10 @@ so an existing one is complete. Readers find a file by its offset, which follows
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tarfile
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from paceline.contract.files import open_own_file
+from paceline.contract.files import open_own_file, replace_file
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import EnvironmentProblem
-from paceline.staging.copy import Read, Transfer, read_files, write_all
+from paceline.staging.copy import Read, Transfer, read_files
 from paceline.staging.manifest import FileEntry, Manifest, tar_padded
 
 UNUSED = 30 * 86400.0  # seconds after which an unused pack is removed
@@ -80,15 +80,8 @@ class Packs:
         """Pack the small files of an item."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._prune()
-        # a new file with a name that nobody can guess: others may write to the folder too
-        descriptor, name = tempfile.mkstemp(".partial", f".{manifest.key}.", self.folder)
-        try:
-            with open(descriptor, "wb"):
-                _write_tar(manifest, descriptor, transfer)
-            os.replace(name, self.pack_path(manifest.key))
-        except BaseException:
-            os.unlink(name)
-            raise
+        with replace_file(self.pack_path(manifest.key), mode=0o600) as file:
+            _write_tar(manifest, file.fileno(), transfer)
         self.publish(manifest)
 
     def _prune(self) -> None:
@@ -125,7 +118,8 @@ def _write_tar(manifest: Manifest, descriptor: int, transfer: Transfer) -> None:
         for file, content in zip(files, read_files(manifest.source, files), strict=True):
             data += _header(file) + content + bytes(tar_padded(file.size) - file.size)
         start = manifest.offsets[files[0].path] - len(_header(files[0]))
-        write_all(descriptor, memoryview(data), start)
+        if os.pwrite(descriptor, data, start) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         transfer.add(sum(file.size for file in files))
 
     transfer.run([partial(write, group) for group in manifest.groups(manifest.small)])

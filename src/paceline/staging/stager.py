@@ -5,15 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.contract.files import show_size
 from paceline.errors import EnvironmentProblem, PacelineError
 from paceline.staging.cache import Lock, acquire_item, cached_item, cached_items
-from paceline.staging.copy import Transfer, copy_item, missing_files
+from paceline.staging.copy import Transfer, copy_item
 from paceline.staging.manifest import Manifest, scan
 from paceline.staging.packs import Packs
 from paceline.staging.request import StagingRequest, check_sources
@@ -80,16 +79,14 @@ class Stager:
     def stage(self, items: list[ScannedItem] | None = None) -> StagingResult:
         """Stage these items. The head agent has none yet: it scans and packs first."""
         try:
-            if items is None:
-                items = scan_items(self.request)
-                self.result.notes += [note for item in items for note in item.notes()]
-                self._make_space(items)  # before a pack is written for nothing
-                self.pack(items)
-            self.items = items
+            is_head = items is None
+            self.items = scan_items(self.request) if items is None else items
+            self._make_space()
+            if is_head:
+                self.pack()
             self.prepared.set()
-            self.transfer.total += sum(item.manifest.size for item in items)
-            self._make_space(items)
-            for item in items:
+            self.transfer.total += sum(item.manifest.size for item in self.items)
+            for item in self.items:
                 if self.request.keep:
                     self._stage_cached(item)
                 else:
@@ -103,13 +100,14 @@ class Stager:
         for lock in self.locks:
             lock.close()
 
-    def pack(self, items: list[ScannedItem]) -> None:
+    def pack(self) -> None:
         """Write the packs that are missing, and a list of what is not packed, for other nodes.
 
         Packs are for later jobs too: if there is no space for them, this job goes on.
         """
-        for item in items:
+        for item in self.items:
             manifest, packs = item.manifest, self.packs
+            self.result.notes += item.notes()
             try:
                 if manifest.needs_pack and not packs.has(manifest):
                     self.transfer.total += sum(file.size for file in manifest.small)
@@ -143,26 +141,31 @@ class Stager:
     def _copy(self, item: ScannedItem, target: Path) -> None:
         manifest = item.manifest
         with self.packs.open(manifest) as read:
-            count = copy_item(manifest, target, transfer=self.transfer, read=read)
-        self.result.files += count
+            copy_item(manifest, target, transfer=self.transfer, read=read)
+        self.result.files += len(manifest.files)
         self.result.size += manifest.size
 
-    def _make_space(self, items: Sequence[ScannedItem]) -> None:
+    def _make_space(self) -> None:
         """Check that everything fits, and remove unused data from the cache if necessary, least
         recently used first.
         """
-        total = sum(item.manifest.disk_usage for item in items)
+        total = sum(item.manifest.disk_usage for item in self.items)
         if self.request.limit and total > self.request.limit:
             raise EnvironmentProblem(
                 f"The data needs {show_size(total)}, but this site allows "
                 f"{show_size(self.request.limit)} of staged data per node.",
                 hint="Stage less. The limit is stage_size in [limits] of /etc/paceline/site.toml.",
             )
-        needed, keys = total, {item.manifest.key for item in items}
+        in_cache = cached_items(self.private)
+        complete = {cached.path.name for cached in in_cache if cached.is_complete}
+        keys = {item.manifest.key for item in self.items}
+        needed = total
         if self.request.keep:
-            needed = sum(self._missing(item.manifest).disk_usage for item in items)
-        for cached in sorted(cached_items(self.private), key=lambda cached: cached.last_use()):
-            if _free_space(self.private) < needed and cached.path.name not in keys:
+            missing = (item.manifest for item in self.items if item.manifest.key not in complete)
+            needed = sum(manifest.disk_usage for manifest in missing)
+        for cached in sorted(in_cache, key=lambda cached: cached.last_use()):
+            is_needed = cached.path.name in keys & complete
+            if _free_space(self.private) < needed and not is_needed:
                 cached.remove()
         free = _free_space(self.private)
         if needed > free:
@@ -172,11 +175,6 @@ class Stager:
                 hint="Stage less, set folder in [data] to a larger disk, or free space with "
                 "`paceline clean`.",
             )
-
-    def _missing(self, manifest: Manifest) -> Manifest:
-        """Return what is not in the cache yet."""
-        target = cached_item(self.private, manifest.key).target(manifest.source)
-        return replace(manifest, files=missing_files(manifest, target))
 
     def _explain(self, error: OSError) -> PacelineError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
