@@ -56,7 +56,8 @@ EXCEPTIONS = {
     ),  # the command passes on the zygote that it has started, warm or not
 }
 
-CALLS_SUBPROCESS = {"launch", "slurm", "ssh", "tools", "agent", "staging"}
+# the contract: `ps`, where there is no /proc
+CALLS_SUBPROCESS = {"contract", "launch", "slurm", "ssh", "tools", "agent", "staging"}
 MAX_MODULES = 25  # per folder; `cli/commands` has one file per command
 MAX_FUNCTION_LINES = 95
 NOUNS = {"staging", "training", "string", "timing", "forwarding", "pruning"}  # name a thing
@@ -201,6 +202,7 @@ OWN_MEANING = {
     "--project": "the name of a new run's project, or a filter of a list",
     "--resume": "`run` takes over runs of this machine, `submit` those of Slurm",
     "-t": "the time limit of a job, or times before lines",
+    "--timeout": "of collectives, or how long `wait` waits",
     "--to": "a path on the cluster, or here",
     "--yes": "with --on, it is about code and secrets that are sent",
 }
