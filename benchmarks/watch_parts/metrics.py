@@ -9,7 +9,7 @@ import json
 import time
 from pathlib import Path
 
-from paceline.watch.curves import Curves, MetricsReader
+from paceline.watch.metrics import Curves, MetricsReader
 
 from machine import show
 

@@ -21,8 +21,7 @@ from top import make_runs
 from paceline.contract.sweep_folder import Point, Search, SweepFolder
 from paceline.slurm.job_states import JobState
 from paceline.ui.web.access import Access
-from paceline.ui.web.app import Answers, make_app
-from paceline.ui.web.server import listen, make_server
+from paceline.ui.web.app import Answers, listen, make_app, make_server
 
 HERE = Path(__file__).parent
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]

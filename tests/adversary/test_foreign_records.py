@@ -31,7 +31,7 @@ from paceline.launch.resume import read_launch_spec
 from paceline.slurm.commands import read_job_id
 from paceline.slurm.job_states import JobState
 from paceline.watch.details import make_node, read_details
-from paceline.watch.diagnosis.diagnosis import diagnose
+from paceline.watch.diagnosis import diagnose
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.events import read_events
 from paceline.watch.goodput import compute_goodput

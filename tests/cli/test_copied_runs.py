@@ -14,8 +14,7 @@ import pytest
 
 from paceline.cli import run_command
 from paceline.spec.shell_text import meant_for, type_again
-from paceline.ui.web.app import Answers
-from paceline.ui.web.cluster import read_cluster
+from paceline.ui.web.app import Answers, read_cluster
 from paceline.watch.origin import NEWS, ClusterCopy, show
 from tests.cluster_copies import copy_of_run, say_state
 

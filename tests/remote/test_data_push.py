@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.ssh.data_push import find_data
+from paceline.ssh.rsync import find_data
 from tests.remote.lab import Lab
 from tests.remote.test_forward import _without, start
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.ui.web.cluster import read_cluster
+from paceline.ui.web.app import read_cluster
 from tests.slurm.conftest import GPUS, NODES
 from tests.slurm.harness import Cluster
 

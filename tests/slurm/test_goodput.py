@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.ui.run_list import RunList
+from paceline.ui.run_reader import RunList
 from paceline.watch.details import read_details
 from paceline.watch.records import read_record
 from paceline.watch.scheduler import query_states

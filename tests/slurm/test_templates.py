@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.tools.new.catalogue import TEMPLATES
-from paceline.tools.new.project import create_project
+from paceline.tools.new.project import TEMPLATES, create_project
 from tests.slurm.runs import Paceline, diagnostics, run_of
 from tests.tools.new.test_project import RESULTS
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import EnvironmentProblem
-from paceline.ssh.data_push import find_data
-from paceline.ssh.rsync import Copied, Route
+from paceline.ssh.rsync import Copied, Route, find_data
 from tests.ssh.local_connection import HERE
 
 RSYNC = shutil.which("rsync") or ""

@@ -14,8 +14,7 @@ import pytest
 
 from paceline.errors import ConnectionProblem
 from paceline.ssh.connection import Connection
-from paceline.ssh.run_copy import LITTLE, Follower, News, RunCopy, parse_lines
-from paceline.ssh.run_list import RunList
+from paceline.ssh.run_copy import LITTLE, Follower, News, RunCopy, RunList, parse_lines
 from paceline.watch.log_file import skipped_bytes
 from paceline.watch.origin import ClusterCopy, read_job_states, show, status
 from tests.ssh.local_connection import HERE

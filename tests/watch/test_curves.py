@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.watch.curves import LIMIT, Curves
+from paceline.watch.metrics import LIMIT, Curves
 
 
 def lines(steps: range, value: float = 1.0) -> list[dict[str, object]]:

@@ -12,7 +12,7 @@ import pytest
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.stacks import NodeAnswer
 from paceline.slurm.job_states import JobState
-from paceline.watch.diagnosis.diagnosis import diagnose
+from paceline.watch.diagnosis import diagnose
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.records import Record, read_record
 from paceline.watch.run_status import seconds_lifeless

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.watch.curves import MetricsReader
+from paceline.watch.metrics import MetricsReader
 
 
 def test_reads_only_what_is_new_and_complete(tmp_path: Path) -> None:

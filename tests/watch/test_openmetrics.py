@@ -15,9 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_pro
 
 from paceline import cli
 from paceline.contract.run_folder import RunFolder
-from paceline.watch.details import read_details
-from paceline.watch.latest import read_last_values
-from paceline.watch.openmetrics import write_openmetrics
+from paceline.watch.details import read_details, write_openmetrics
+from paceline.watch.metrics import read_last_values
 from paceline.watch.records import read_record
 
 EVIL = 'a "quoted" \\ back\nline \x1b[31m'

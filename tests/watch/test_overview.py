@@ -14,8 +14,7 @@ import pytest
 from paceline.cli.commands.ps import make_columns
 from paceline.contract.run_folder import RunFolder
 from paceline.slurm.job_states import JobState
-from paceline.watch.curves import Curves
-from paceline.watch.latest import read_latest
+from paceline.watch.metrics import Curves, read_latest
 from paceline.watch.overview import find_attempt, make_overview
 from paceline.watch.records import Record
 

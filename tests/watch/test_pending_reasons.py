@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from paceline.slurm.job_states import JobState
-from paceline.watch.reasons import REASONS, explain_reason, show_start
 from paceline.watch.records import read_record
+from paceline.watch.run_status import REASONS, explain_reason, show_start
 from tests.watch.test_records import make_run
 
 NOW = time.mktime((2026, 11, 17, 12, 0, 0, 0, 0, -1))  # a Tuesday, in the time zone of this machine

@@ -274,7 +274,7 @@ def test_a_cancelled_run_says_by_whom_and_from_where_it_can_continue(
     write_atomically(folder.cancelled, "1\n")
     assert read_record(folder, lambda jobs: states).detail == "by you; can continue from step 425"
     assert read_record(folder, lambda jobs: {}).detail == "by you; can continue from step 425"
-    monkeypatch.setattr("paceline.watch.reasons.is_own_folder", lambda path: False)
+    monkeypatch.setattr("paceline.watch.run_status.is_own_folder", lambda path: False)
     assert read_record(folder, lambda jobs: states).detail == "can continue from step 425"
 
 

@@ -21,8 +21,7 @@ from paceline.errors import UsageError
 from paceline.spec.clusters import Cluster, ProjectFile, find_cluster
 from paceline.ssh.connection import Connection
 from paceline.ssh.remote_command import prepare, read_error
-from paceline.ssh.run_copy import SOME, Follower, News, RunCopy, Stream
-from paceline.ssh.run_list import print_news
+from paceline.ssh.run_copy import SOME, Follower, News, RunCopy, Stream, print_news
 from paceline.ui.actions import act
 from paceline.watch.origin import ClusterCopy, show, status
 

@@ -1,24 +1,26 @@
-"""Console output: errors in red with a hint, notes in grey, tables by rich, JSON for programs.
+"""Console output: errors in red with a hint, notes in grey, JSON for programs, tables that fit.
 
 The rooms below the command line log to `logging.getLogger("paceline")`; `TerminalHandler` prints it.
+In tables, columns that matter least drop out, long texts wrap, and in a pipe nothing is cut.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError
-from paceline.ui.terminal import text as safe_text
+from paceline.ui import text as safe_text
 
 if TYPE_CHECKING:
     from rich.console import Console
+
 
 RED, GREEN, GREY, BOLD, PLAIN = "\033[31m", "\033[32m", "\033[90m", "\033[1m", "\033[0m"
 # Of --json. It changes when a program that reads it would have to; new keys may come at any time.
@@ -117,12 +119,66 @@ def print_json(**values: Any) -> None:
     All but ASCII is escaped, so that no terminal acts on what names and messages contain.
     """
     table = {"format": FORMAT, **values}
-    sys.stdout.write(json.dumps(_without_nan(table), indent=1, allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(safe_text.finite(table), indent=1, allow_nan=False) + "\n")
 
 
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+# -- tables ----------------------------------------------------------------------------------------
+
+
+GAP = 2  # spaces between columns
+KEPT = 0  # the rank of columns that never drop out
+
+
+@dataclass
+class Column:
+    """A column: its cells in rich markup, and how much it matters."""
+
+    title: str
+    rank: int = KEPT  # the largest drops out first
+    wraps_at: int | None = (
+        None  # the width below which its texts do not wrap; None if they never do
+    )
+    justify: Any = "left"
+    cells: list[str] = field(default_factory=list)
+
+    @property
+    def narrowest(self) -> int:
+        from rich.text import Text
+
+        widest = max(Text.from_markup(cell).cell_len for cell in {self.title, *self.cells})
+        return widest if self.wraps_at is None else min(widest, self.wraps_at)
+
+
+def fit(columns: Sequence[Column], width: int) -> tuple[list[Column], list[Column]]:
+    """Return the columns that fit, and those that drop out. Empty columns take no room."""
+    filled = [column for column in columns if column.rank == KEPT or any(column.cells)]
+    shown, sizes = list(filled), {column.title: column.narrowest + GAP for column in filled}
+    while sum(sizes[column.title] for column in shown) - GAP > width:
+        last = max(shown, key=lambda column: column.rank)
+        if last.rank == KEPT:
+            break
+        shown.remove(last)
+    return shown, [column for column in filled if column not in shown]
+
+
+def print_columns(out: Console, shown: Sequence[Column]) -> None:
+    """Print columns that `fit`. In a pipe, lines end where their text does."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, GAP, 0, 0))
+    for column in shown:
+        table.add_column(
+            column.title,
+            no_wrap=column.wraps_at is None,
+            min_width=column.narrowest,
+            justify=column.justify,
+            overflow="fold",
+        )
+    for cells in zip(*(column.cells for column in shown), strict=True):
+        table.add_row(*cells)
+    if out.is_terminal:
+        out.print(table)
+        return
+    with out.capture() as printed:
+        out.print(table)
+    out.file.writelines(f"{line.rstrip()}\n" for line in printed.get().splitlines())

@@ -23,7 +23,7 @@ from paceline.sweep.results import (
     to_label,
 )
 from paceline.watch.details import flatten, read_config
-from paceline.watch.latest import as_number
+from paceline.watch.metrics import as_number
 
 MAX_TRIALS = 2000  # in one answer; `sweep show --csv` writes all
 MAX_POINTS = 500  # trials in a figure with one dot for each and parameter

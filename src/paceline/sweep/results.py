@@ -35,7 +35,7 @@ from paceline.spec.file_owner import is_own_folder, require_own_folder
 from paceline.spec.run_path import STORE
 from paceline.sweep.folder import is_starting
 from paceline.watch.failure import failure_text, read_failure
-from paceline.watch.latest import as_number, read_end
+from paceline.watch.metrics import as_number, read_end
 from paceline.watch.records import QueryStates, read_records
 from paceline.watch.scheduler import query_states
 

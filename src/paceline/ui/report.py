@@ -23,9 +23,9 @@ from paceline.contract.sweep_folder import SweepFolder
 from paceline.errors import EnvironmentProblem
 from paceline.sweep.report import describe_trials
 from paceline.sweep.results import read_sweep
-from paceline.ui.json_text import encode
-from paceline.watch.curves import Curve, Curves, MetricsReader
+from paceline.ui.text import encode
 from paceline.watch.details import read_details
+from paceline.watch.metrics import Curve, Curves, MetricsReader
 from paceline.watch.records import read_record
 from paceline.watch.run_log import LogLine, RunLog
 

@@ -14,10 +14,10 @@ from paceline.spec.quantities import show_seconds
 from paceline.watch import origin
 from paceline.watch.events import ENDS
 from paceline.watch.goodput import last_output
-from paceline.watch.latest import as_number
+from paceline.watch.metrics import as_number
 from paceline.watch.node_usage import read_first_rank
-from paceline.watch.reasons import expected_start
 from paceline.watch.records import QueryStates, Record, read_records
+from paceline.watch.run_status import expected_start
 from paceline.watch.scheduler import query_states
 
 STALLED = 60.0  # seconds without a step after which the row says so

@@ -23,14 +23,16 @@ from paceline.spec.shell_text import cluster, meant_for, quote
 from paceline.watch.events import read_events
 from paceline.watch.failure import submit_again
 from paceline.watch.goodput import Goodput, read_goodput
-from paceline.watch.latest import Latest, read_latest
-from paceline.watch.reasons import CRASH, describe_reason, saves_first
+from paceline.watch.metrics import Latest, read_latest
 from paceline.watch.run_status import (
+    CRASH,
     LIFELESS_HINT,
     LOST,
     OVER,
+    describe_reason,
     find_status,
     newest_verdict,
+    saves_first,
     seconds_lifeless,
     shows_life,
 )

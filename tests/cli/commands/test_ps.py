@@ -12,7 +12,7 @@ import pytest
 
 from paceline import cli
 from paceline.cli.commands import ps as ps_columns
-from paceline.cli.tables import fit
+from paceline.cli.console import fit
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.sweep.overview import SweepOverview

@@ -15,7 +15,7 @@ from paceline.errors import UsageError
 from paceline.runtime.metrics import throughput
 from paceline.runtime.metrics.progress_bar import describe_rates
 from paceline.runtime.metrics.throughput import Amounts, Rates, ThroughputCounter, peak_flops
-from paceline.watch.latest import describe_throughput
+from paceline.watch.metrics import describe_throughput
 from tests.forked_ranks import Ranks
 from tests.runtime.metrics.test_metrics import lines_of
 from tests.runtime.models import data, net

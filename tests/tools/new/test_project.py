@@ -16,8 +16,14 @@ from paceline.errors import EnvironmentProblem, UsageError
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
 from paceline.tools.new import project as new_project
-from paceline.tools.new.catalogue import FILES, TEMPLATES
-from paceline.tools.new.project import COMMON, check_name, create_project, find_template
+from paceline.tools.new.project import (
+    COMMON,
+    FILES,
+    TEMPLATES,
+    check_name,
+    create_project,
+    find_template,
+)
 from tests.small_disk import mount_small_disk
 
 if sys.version_info >= (3, 11):

@@ -16,7 +16,7 @@ import pytest
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import SweepFolder
 from paceline.ui.report import thin_curve
-from paceline.watch.curves import Curve
+from paceline.watch.metrics import Curve
 from tests.sweep.folders import end, grid, make_sweep
 from tests.ui.conftest import Console
 from tests.ui.report.answers import read_answers

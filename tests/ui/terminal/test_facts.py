@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from paceline.ui.terminal.facts import facts, heading, plot
 from paceline.ui.terminal.screens import help_text
-from paceline.watch.curves import Curve
 from paceline.watch.details import AttemptDetails, Failure, NodeDetails, RankDetails, RunDetails
 from paceline.watch.goodput import SHARES, Goodput
+from paceline.watch.metrics import Curve
 from tests.ui.terminal.test_rows import RUN
 
 GB = 2**30

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from paceline.sweep.overview import SweepOverview
-from paceline.ui.terminal.columns import LOSS_WIDTH, _loss, fit, row_line, title_line
 from paceline.ui.terminal.panes import sweep_facts
-from paceline.ui.terminal.rows import arrange, summary
-from paceline.ui.terminal.text import plain
+from paceline.ui.terminal.rows import LOSS_WIDTH, _loss, arrange, fit, row_line, summary, title_line
+from paceline.ui.text import plain
 from paceline.watch.overview import Overview
 
 RUN = Overview(

@@ -16,8 +16,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from paceline.ui.web.access import Access
-from paceline.ui.web.app import Answers, make_app
-from paceline.ui.web.server import listen, make_server
+from paceline.ui.web.app import Answers, listen, make_app, make_server
 from tests.ui.conftest import Console
 
 __all__ = ["Console", "Served", "serve_here"]

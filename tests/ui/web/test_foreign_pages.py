@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline.ui.web import server as web_server
+from paceline.ui.web import app as web_server
 from tests.ui.web.conftest import Console, Served
 from tests.ui.web.folders import make_run
 

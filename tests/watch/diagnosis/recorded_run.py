@@ -15,7 +15,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.stacks import NodeAnswer
 from paceline.slurm.job_states import JobState
 from paceline.spec.findings import GOOD, Finding
-from paceline.watch.diagnosis.diagnosis import diagnose
+from paceline.watch.diagnosis import diagnose
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.records import read_record
 

@@ -154,7 +154,7 @@ def _serve(name: str, to: str) -> int:
 def forwarded(asked: Forwarded) -> int:
     """Send data to the cluster that `--on` names."""
     from paceline.cli.on_cluster import ask, confirm
-    from paceline.ssh.data_push import find_data
+    from paceline.ssh.rsync import find_data
 
     data, to = find_data(expand_home(asked.values["path"])), str(asked.values.get("to") or "")
     name = data.name + "/" * data.is_folder

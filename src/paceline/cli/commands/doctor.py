@@ -28,7 +28,7 @@ from paceline.spec.file_owner import is_own_folder
 from paceline.spec.findings import GOOD, NOTE, PROBLEM, WARNING, Finding, worst
 from paceline.spec.job import Program
 from paceline.spec.option import LAUNCH, PROJECT, RESOURCES
-from paceline.watch.diagnosis.diagnosis import diagnose
+from paceline.watch.diagnosis import diagnose
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.diagnosis.pace import describe, find_slow_ranks
 from paceline.watch.diagnosis.resources import compare_versions

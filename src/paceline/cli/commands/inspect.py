@@ -19,9 +19,8 @@ from paceline.launch.machine import current_folder
 from paceline.spec.findings import PROBLEM, worst
 from paceline.spec.option import LAUNCH, TRAINING
 from paceline.spec.typed_flags import Flag
-from paceline.tools.inspect.recorded_run import Request, overrides, record
 from paceline.tools.inspect.sample_checks import check_samples
-from paceline.tools.inspect.samples import Samples
+from paceline.tools.inspect.samples import Request, Samples, overrides, record
 
 app = typer.Typer(
     add_completion=False,

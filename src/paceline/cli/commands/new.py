@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.tools.new.catalogue import TEMPLATES
-from paceline.tools.new.project import create_project, find_template
+from paceline.tools.new.project import TEMPLATES, create_project, find_template
 
 # The examples of --help follow the mark that the layout of --help looks for.
 HELP = "\n".join(

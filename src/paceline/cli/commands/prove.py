@@ -19,10 +19,9 @@ from paceline.launch.run_folder import create_scratch, resolve_scratch
 from paceline.spec.job import Job, Program
 from paceline.spec.option import OUTPUT
 from paceline.spec.typed_flags import Flag
-from paceline.tools.prove.cases import Case, plan_cases
 from paceline.tools.prove.local_runner import LocalRunner, Script, choose_folder
-from paceline.tools.prove.proof import Proof, Prover, Request
-from paceline.tools.prove.report import write_report
+from paceline.tools.prove.proof import Proof, Prover, Request, write_report
+from paceline.tools.prove.records import Case, plan_cases
 
 KERNELS = "runtime.deterministic"  # on GPUs, equal runs differ without it
 

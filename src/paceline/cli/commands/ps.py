@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, runs, typer_options
-from paceline.cli.tables import Column, fit, print_columns
+from paceline.cli.console import Column, fit, print_columns
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import SweepFolder
 from paceline.errors import UsageError
@@ -21,7 +21,7 @@ from paceline.spec.shell_text import to_type
 from paceline.sweep.overview import SweepOverview, read_sweep_overview
 from paceline.sweep.results import STATES
 from paceline.watch import origin
-from paceline.watch.latest import short_number
+from paceline.watch.metrics import short_number
 from paceline.watch.overview import Overview, read_rows
 from paceline.watch.run_status import OVER, STATUSES
 

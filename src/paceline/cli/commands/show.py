@@ -22,11 +22,9 @@ from paceline.spec.shell_text import command_line, type_again
 from paceline.ui.terminal import run_view
 from paceline.ui.terminal.plots import supports_unicode
 from paceline.watch import origin
-from paceline.watch.curves import Curves, MetricsReader
-from paceline.watch.details import RunDetails, read_details
+from paceline.watch.details import RunDetails, read_details, write_openmetrics
 from paceline.watch.failure import describe_start
-from paceline.watch.latest import describe_throughput, read_last_values
-from paceline.watch.openmetrics import write_openmetrics
+from paceline.watch.metrics import Curves, MetricsReader, describe_throughput, read_last_values
 from paceline.watch.overview import Overview, read_rows
 from paceline.watch.records import Record, find_runs, read_record, read_records, typed_there
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from paceline.cli import console, runs, typer_options
 from paceline.cli.commands.report import write_report
-from paceline.cli.tables import Column, fit, print_columns
+from paceline.cli.console import Column, fit, print_columns
 from paceline.contract.files import is_standard_output, write_output
 from paceline.contract.foreign_records import read_fields
 from paceline.contract.run_folder import RunFolder, write_atomically

@@ -58,8 +58,7 @@ def command(
             hint=f"Install it: {sys.executable} -m pip install 'paceline[ui]'",
         )
     from paceline.ui.web.access import Access
-    from paceline.ui.web.app import Answers, make_app
-    from paceline.ui.web.server import listen, make_server, opened_browser
+    from paceline.ui.web.app import Answers, listen, make_app, make_server, opened_browser
 
     answers, access = Answers(runs.scratch_here(), allow_actions=allow_actions), Access()
     server = make_server(make_app(answers, access))

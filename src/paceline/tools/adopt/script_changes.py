@@ -1,6 +1,4 @@
-"""What `paceline adopt` says about a script: the changes with their reasons, remarks, and whether
-the result still works.
-"""
+"""What `paceline adopt` says about a script: its edits and remarks, and what to type next."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import ast
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,11 +14,10 @@ from pyflakes.checker import Checker
 from pyflakes.messages import UndefinedLocal, UndefinedName
 
 from paceline.tools.adopt import distributed
-from paceline.tools.adopt.remarks import change_wandb, find_remarks
-from paceline.tools.adopt.script import Script
+from paceline.tools.adopt.script import MAX_DEPTH, Script, last_name
 from paceline.tools.adopt.side_effects import SideEffects
 from paceline.tools.adopt.source_edits import Edit, Remark, Source, apply
-from paceline.tools.adopt.training import Training, find_training
+from paceline.tools.adopt.training import Training, find_training, given_parameters, loss_of
 from paceline.tools.adopt.training_edits import (
     change_loader,
     change_loops,
@@ -195,3 +192,91 @@ def _run_help(source: Source, text: str) -> str:
     except subprocess.CalledProcessError as problem:
         return (problem.stderr.decode(errors="replace").strip() or "it fails").splitlines()[-1]
     return ""
+
+
+REST = (
+    'the rest is yours: see "What is left to you" in the page about adopting a script, above all '
+    "early stopping, evaluation, and what a resumed run resets"
+)
+SUM = (
+    "this loss is a sum over samples, but gradients are averaged over the ranks, so they get "
+    "smaller with more ranks: use a mean, or multiply the loss by {run}.world_size"
+)
+
+
+def find_remarks(found: Training, run: str) -> Iterator[Remark]:
+    yield Remark(0, REST)
+    yield from _losses(found, run)
+    for call in found.script.calls:
+        asked = [each.value for each in call.keywords if each.arg == "download"]
+        if any(getattr(each, "value", False) for each in asked):
+            text = "all ranks download this at once: put it under"
+            yield Remark(call.lineno, f"{text} `with {run}.rank_zero_first():`")
+
+
+def change_wandb(script: Script) -> Iterator[Edit | Remark]:
+    for node in script.nodes:
+        if isinstance(node, ast.Import) and ast.unparse(node) == "import wandb":
+            text = "import paceline.wandb as wandb"
+            yield script.source.replace(node, text, "rank 0 has the W&B run")
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "wandb":
+            text = "all ranks start a W&B run: import paceline.wandb as wandb instead"
+            yield Remark(node.lineno, text, must=True)
+
+
+def _losses(found: Training, run: str) -> Iterator[Remark]:
+    script = found.script
+    for call in found.backwards:
+        total = _sum_in(script, loss_of(call), 0)
+        if total is not None:
+            yield Remark(total.lineno, SUM.format(run=run), must=True)
+    for optimizer in found.optimizers:
+        for given in given_parameters(optimizer):
+            named = [each for each in ast.walk(given) if isinstance(each, (ast.Name, ast.Call))]
+            values = [one for each in named for one in (each, *_values(script, each))]
+            if any(isinstance(each, ast.Call) and _is_parameter(script, each) for each in values):
+                text = (
+                    "a parameter that is not part of a model is trained here, so its gradients are "
+                )
+                text += (
+                    "not averaged over the ranks: make it part of the model, before it is wrapped"
+                )
+                yield Remark(optimizer.lineno, text, must=True)
+
+
+def _values(script: Script, node: ast.expr) -> list[ast.expr]:
+    return script.values(node.id, node) if isinstance(node, ast.Name) else []
+
+
+def _sum_in(script: Script, node: ast.AST | None, depth: int) -> ast.Call | None:
+    """Return the sum over samples that a loss is, if nothing divides it."""
+    inner: list[ast.AST | None] = []
+    if isinstance(node, ast.Name):
+        inner = [*script.values(node.id, node)]
+    elif isinstance(node, ast.BinOp) and not isinstance(node.op, (ast.Div, ast.FloorDiv)):
+        inner = [node.left, node.right]
+    elif isinstance(node, ast.UnaryOp):
+        inner = [node.operand]
+    elif isinstance(node, ast.Call):
+        if _is_sum(script, node):
+            return node
+        lines = [each for function in script.callees(node) for each in ast.walk(function)]
+        inner = [each.value for each in lines if isinstance(each, ast.Return)]
+    found = (_sum_in(script, each, depth + 1) for each in inner if depth < MAX_DEPTH)
+    return next((each for each in found if each is not None), None)
+
+
+def _is_sum(script: Script, call: ast.Call) -> bool:
+    made = [call, *script.origins(call.func)]
+    options = [each for one in made for each in one.keywords if each.arg == "reduction"]
+    if any(getattr(each.value, "value", "") == "sum" for each in options):
+        return True
+    of_all = len(call.args) == (script.dotted(call.func) == "torch.sum") and not call.keywords
+    return last_name(call) == "sum" and isinstance(call.func, ast.Attribute) and of_all
+
+
+def _is_parameter(script: Script, call: ast.Call) -> bool:
+    wants = [each for each in call.keywords if each.arg == "requires_grad"]
+    asked = any(getattr(each.value, "value", False) for each in wants)
+    name = script.dotted(call.func)
+    return name == "torch.nn.Parameter" or (asked and name.startswith("torch."))

@@ -28,8 +28,7 @@ from paceline.launch.submission import EarlierRun
 from paceline.spec.job import Job, Program
 from paceline.spec.shell_text import quote
 from paceline.spec.typed_flags import Flag
-from paceline.tools.prove.cases import Case
-from paceline.tools.prove.records import CaseRecords, read_logged, read_ranks
+from paceline.tools.prove.records import Case, CaseRecords, read_logged, read_ranks
 from paceline.watch.failure import describe_failure
 
 Progress = Callable[[Case], None]  # gets each case when it begins

@@ -18,10 +18,21 @@ from functools import partial
 from pathlib import Path
 
 from paceline.errors import EnvironmentProblem
-from paceline.tools.sandbox import configuration, network
+from paceline.tools.sandbox import network
 from paceline.tools.sandbox.packages import program, search_path
 from paceline.tools.sandbox.processes import Process, start
-from paceline.tools.sandbox.settings import NAMESPACES, SandboxPaths, SandboxRecord
+from paceline.tools.sandbox.settings import (
+    NAMESPACES,
+    NODE_INIT,
+    SandboxPaths,
+    SandboxRecord,
+    cgroup_conf,
+    database_conf,
+    gres_conf,
+    hosts,
+    slurm_conf,
+    slurmdbd_conf,
+)
 from paceline.watch.scheduler import SANDBOX_FILE
 
 POLL_INTERVAL = 0.5  # seconds; you share this Slurm with nobody
@@ -56,10 +67,10 @@ def write_files(paths: SandboxPaths, record: SandboxRecord) -> None:
         paths.node_tmp(node).mkdir(parents=True, exist_ok=True)
         (paths.path / "spool" / node).mkdir(exist_ok=True)
     owner = user()
-    paths.slurm_conf.write_text(configuration.slurm_conf(paths, record, user=owner))
+    paths.slurm_conf.write_text(slurm_conf(paths, record, user=owner))
     paths.slurm_conf.with_name(SANDBOX_FILE).write_text(f"{POLL_INTERVAL}\n")
-    (paths.etc / "gres.conf").write_text(configuration.gres_conf(paths, record))
-    (paths.etc / "cgroup.conf").write_text(configuration.cgroup_conf())
+    (paths.etc / "gres.conf").write_text(gres_conf(paths, record))
+    (paths.etc / "cgroup.conf").write_text(cgroup_conf())
     for index in range(record.settings.gpus):
         # Slurm expects a character device. A link to one is enough, and does not need root to
         # create.
@@ -69,8 +80,8 @@ def write_files(paths: SandboxPaths, record: SandboxRecord) -> None:
     paths.munge_key.unlink(missing_ok=True)
     _write_secret(paths.munge_key, os.urandom(128))
     if record.settings.network == NAMESPACES:
-        paths.hosts.write_text(configuration.hosts(record, machine=socket.gethostname()))
-        paths.init.write_text(configuration.NODE_INIT)
+        paths.hosts.write_text(hosts(record, machine=socket.gethostname()))
+        paths.init.write_text(NODE_INIT)
 
 
 def make_private(folder: Path) -> None:
@@ -171,7 +182,7 @@ def start_accounting(paths: SandboxPaths, record: SandboxRecord) -> None:
         raise EnvironmentProblem(
             f"Cannot create the accounting database:\n{tail(paths.log('mariadbd'))}"
         )
-    text = configuration.slurmdbd_conf(paths, record, user=user(), password=password)
+    text = slurmdbd_conf(paths, record, user=user(), password=password)
     _write_secret(paths.etc / "slurmdbd.conf", text.encode())
     process = _start(paths, record, "slurmdbd", [program("slurmdbd"), "-D"])
     _wait_until("slurmdbd", process, paths, lambda: accepts(record.ports["slurmdbd"]))
@@ -257,7 +268,7 @@ def install_database(record: SandboxRecord, *, owner: str, environment: dict[str
     """
     server = _server_user()
     settings = _settings(record)
-    settings.write_text(configuration.database_conf(record, user=server.pw_name))
+    settings.write_text(database_conf(record, user=server.pw_name))
     os.chown(settings, server.pw_uid, server.pw_gid)
     made = subprocess.run(
         [

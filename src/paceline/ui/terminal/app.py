@@ -26,9 +26,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.errors import PacelineError
 from paceline.spec.shell_text import quote, to_type
 from paceline.ui.actions import Question, act, find_question
-from paceline.ui.run_list import RunList
-from paceline.ui.run_reader import News, RunReader, Wanted
-from paceline.ui.terminal.columns import list_title, log_title
+from paceline.ui.run_reader import News, RunList, RunReader, Wanted
 from paceline.ui.terminal.facts import heading
 from paceline.ui.terminal.panes import (
     CurvePane,
@@ -38,12 +36,12 @@ from paceline.ui.terminal.panes import (
     sweep_facts,
     sweep_heading,
 )
-from paceline.ui.terminal.rows import Row
+from paceline.ui.terminal.rows import Row, list_title, log_title
 from paceline.ui.terminal.run_table import RunTable, Titles
 from paceline.ui.terminal.screens import CSS, NO_RUNS, Asking, Help, key_line
-from paceline.ui.terminal.text import plain
+from paceline.ui.text import plain
 from paceline.watch import origin
-from paceline.watch.curves import Curve
+from paceline.watch.metrics import Curve
 from paceline.watch.records import QueryStates
 from paceline.watch.scheduler import query_states
 

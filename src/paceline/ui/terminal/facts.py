@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.text import Text
 
 from paceline.contract.verdict import DONE
-from paceline.ui.terminal.columns import duration, status_style
 from paceline.ui.terminal.plots import bar, line_plot, short_number
+from paceline.ui.terminal.rows import duration, status_style
 from paceline.ui.terminal.run_view import Line, describe_attempt, describe_node, goodput_lines
-from paceline.ui.terminal.text import plain
-from paceline.watch.curves import Curve
+from paceline.ui.text import plain
 from paceline.watch.details import Failure, NodeDetails, RankDetails, RunDetails
+from paceline.watch.metrics import Curve
 from paceline.watch.overview import Overview
-from paceline.watch.reasons import BY_YOU
+from paceline.watch.run_status import BY_YOU
 
 LABEL = 9  # columns of the names at the left
 FOLDER = Console(width=1000)  # folds lines that are too long

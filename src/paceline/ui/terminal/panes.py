@@ -20,13 +20,12 @@ from textual.widgets import Static
 
 from paceline.spec.shell_text import quote, to_type
 from paceline.ui.run_reader import MAX_LINES
-from paceline.ui.terminal.columns import status_style
 from paceline.ui.terminal.facts import facts, plot
 from paceline.ui.terminal.plots import short_number
-from paceline.ui.terminal.rows import Row
-from paceline.ui.terminal.text import plain
-from paceline.watch.curves import Curve
+from paceline.ui.terminal.rows import Row, status_style
+from paceline.ui.text import plain
 from paceline.watch.details import RunDetails
+from paceline.watch.metrics import Curve
 from paceline.watch.run_log import LogLine
 
 STYLES = ("cyan", "magenta", "green", "yellow")

@@ -10,10 +10,9 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widgets import Static
 
-from paceline.ui.run_list import Found
-from paceline.ui.terminal.columns import fit, row_line, title_line
+from paceline.ui.run_reader import Found
 from paceline.ui.terminal.panes import Lines
-from paceline.ui.terminal.rows import Row, arrange
+from paceline.ui.terminal.rows import Row, arrange, fit, row_line, title_line
 from paceline.watch.overview import Overview
 
 SCROLLBAR = 1  # a column that is left free, also without one: titles and rows have the same columns

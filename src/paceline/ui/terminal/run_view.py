@@ -12,10 +12,10 @@ from rich.text import Text
 
 from paceline.spec.quantities import show_seconds
 from paceline.ui.terminal.plots import bar, divide_width, line_plot, short_number, sparkline
-from paceline.ui.terminal.text import printable, shorten
-from paceline.watch.curves import Curve
+from paceline.ui.text import printable, shorten
 from paceline.watch.details import AttemptDetails, Failure, NodeDetails, RunDetails
 from paceline.watch.goodput import SHARES, UNMEASURED, Goodput, Span
+from paceline.watch.metrics import Curve
 
 Line = tuple[str, Text]  # a label and what stands beside it
 

@@ -12,7 +12,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
 from paceline.ui.actions import Question
-from paceline.ui.terminal.text import plain
+from paceline.ui.text import plain
 
 # The colours are the terminal's own: light ones stay light, and sixteen are enough.
 CSS = """

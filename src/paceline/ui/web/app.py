@@ -13,15 +13,22 @@ api/events?key=KEY          of a run: `details`, `curves` (`whole`: they replace
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+import socket
+import tempfile
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
+import webbrowser
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from html import escape
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -33,19 +40,24 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from paceline.contract.run_folder import RunFolder
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import ClusterError, EnvironmentProblem, PacelineError, UsageError
+from paceline.slurm.job_states import WAITING, JobState
+from paceline.slurm.node_use import PartitionUse, ask_node_use, parse_node_use
+from paceline.spec.shell_text import to_type
 from paceline.sweep.report import describe_trials
 from paceline.sweep.results import read_sweep
 from paceline.ui.actions import act, allowed_verbs
-from paceline.ui.json_text import encode
 from paceline.ui.report import STATIC, lines_to_json, plotly_path
 from paceline.ui.run_reader import CurveReader, RunReader, Wanted
+from paceline.ui.text import encode
 from paceline.ui.web.access import Access, Guard
-from paceline.ui.web.cluster import read_cluster
 from paceline.ui.web.rows import NoSuchRun, Rows
+from paceline.watch import origin
 from paceline.watch.details import read_details
+from paceline.watch.overview import Overview
 from paceline.watch.records import QueryStates, read_record
-from paceline.watch.scheduler import poll_interval, query_states
+from paceline.watch.run_status import expected_start, explain_reason
+from paceline.watch.scheduler import poll_interval, query_queue, query_states
 
 INTERVAL = 1.0  # seconds between reads for an open page
 HEARTBEAT = 15.0  # seconds without an event, after which a sign of life is sent
@@ -250,3 +262,108 @@ def _on_error(request: Request, error: Exception) -> Response:
     elif isinstance(error, OSError):  # a file of another user, or one that is just gone
         text, status = str(error), 404
     return _json({"error": text}, status)
+
+
+MAX_JOBS = 1000
+NOTHING = {"cluster": "", "partitions": [], "queue": [], "problem": "", "command": ""}
+NOT_COPIED = (
+    "Its nodes and its queue are not listed on this machine. To see what it has and what is free:"
+)
+
+
+def read_cluster(runs: Mapping[str, Overview]) -> dict[str, Any]:
+    """Ask Slurm for partitions and queue; or return why there are none.
+
+    `runs` are those that are known, by their job.
+    """
+    if (copy := origin.shown()) is not None:
+        about = {"cluster": copy.cluster, "command": to_type("doctor")}
+        return {**NOTHING, **about, "problem": NOT_COPIED}
+    try:
+        partitions, queue = parse_node_use(ask_node_use()), query_queue()
+    except ClusterError as error:
+        problem = " ".join(filter(None, (error.message, error.hint)))
+        return {**NOTHING, "problem": problem}
+    jobs = [_job(each, runs.get(each.id)) for each in queue[:MAX_JOBS]]
+    return {**NOTHING, "partitions": [_partition(each) for each in partitions], "queue": jobs}
+
+
+def _job(state: JobState, run: Overview | None) -> dict[str, Any]:
+    is_waiting = state.phase == WAITING
+    is_known = state.start not in ("N/A", "Unknown") and (
+        not is_waiting or expected_start(state, time.time()) is not None
+    )
+    return {
+        "job": state.id,
+        "run": run and {name: getattr(run, name) for name in ("key", "name", "program", "trial")},
+        "state": state.label,
+        "reason": explain_reason(state.reason, gpus=False) if is_waiting else "",
+        "nodes": state.nodes,
+        "start": state.start.replace("T", " ") if is_known else "",
+        "elapsed": "" if is_waiting else state.elapsed,
+    }
+
+
+def _partition(use: PartitionUse) -> dict[str, Any]:
+    gpus = [
+        {"kind": kind, "count": count, "free": use.free_gpus.get(kind, 0)}
+        for kind, count in use.gpus.items()
+    ]
+    return {
+        "partition": f"{use.name} (default)" if use.is_default else use.name,
+        "state": "up" if use.is_up else "down",
+        "time_limit": use.time_limit,
+        "nodes": use.nodes,
+        "idle_nodes": use.idle_nodes,
+        "cpus": use.cpus,
+        "free_cpus": use.free_cpus,
+        "gpus": gpus,
+    }
+
+
+LOOPBACK = "127.0.0.1"
+GRACE = 3  # seconds for answers under way when the server ends
+
+
+def listen(port: int) -> socket.socket:
+    """Return a socket that listens on the loopback address; port 0 chooses a free one."""
+    try:
+        return socket.create_server((LOOPBACK, port), backlog=128)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise EnvironmentProblem(
+            f"Cannot listen on port {port}: {reason}.",
+            hint="Choose another --port, or omit it to get a free one.",
+        ) from None
+
+
+def make_server(app: Starlette) -> uvicorn.Server:
+    """Return a server. Pages that are open do not delay its end: they see it in the state."""
+    config = uvicorn.Config(
+        app,
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="off",
+        ws="none",
+        loop="asyncio",
+        timeout_graceful_shutdown=GRACE,
+    )
+    server = app.state.server = uvicorn.Server(config)
+    return server
+
+
+@contextlib.contextmanager
+def opened_browser(link: str) -> Iterator[None]:
+    """Open the link in a browser by way of a file that only this user can read.
+
+    All users of a machine can read command lines, and so the browser's.
+    """
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:  # mode 0700
+        page = Path(folder, "open.html")
+        address = escape(link)
+        page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
+        # A browser may not return before it ends.
+        threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True).start()
+        yield

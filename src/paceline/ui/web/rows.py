@@ -14,8 +14,8 @@ from paceline.contract.sweep_folder import SweepFolder
 from paceline.errors import UsageError
 from paceline.spec.file_owner import is_own_folder
 from paceline.sweep.overview import SweepOverview
-from paceline.ui.json_text import encode
-from paceline.ui.run_list import RunList
+from paceline.ui.run_reader import RunList
+from paceline.ui.text import encode
 from paceline.watch import origin
 from paceline.watch.overview import Overview
 from paceline.watch.records import QueryStates

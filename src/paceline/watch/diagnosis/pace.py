@@ -10,7 +10,7 @@ from paceline.contract.heartbeat_file import READY, RUNNING
 from paceline.spec.findings import GOOD, NOTE, PROBLEM, WARNING, Finding
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.diagnosis.resources import THROTTLED
-from paceline.watch.latest import read_data_wait
+from paceline.watch.metrics import read_data_wait
 from paceline.watch.node_usage import MIN_SECONDS, RankSample, slow_ranks
 
 DOCS = "docs/troubleshooting.md"
