@@ -75,7 +75,7 @@ def _start(spec: LaunchSpec, warm: int) -> prestart.Prestarted | None:
 
 
 def _variables(spec: LaunchSpec, options: ZygoteOptions) -> dict[str, str]:
-    from paceline.agent.workers.early_variables import import_variables
+    from paceline.agent.workers.zygote.start import import_variables
 
     return import_variables(spec.variables, only_known=not options.preload)
 

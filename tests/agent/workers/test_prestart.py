@@ -69,7 +69,6 @@ def test_the_guess_uses_exported_thread_counts(
         ["--resume", "last"],
         ["missing.py"],
         ["--nproc", "0", "t.py"],
-        ["sets.py"],
         ["--nproc"],
     ],
 )
@@ -78,9 +77,6 @@ def test_no_zygote_is_started(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").touch()
-    (tmp_path / "sets.py").write_text(
-        "import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\n"
-    )
     assert guess(args, cores=8, environ={}) is None
 
 

@@ -10,7 +10,7 @@ import ast
 import os
 import sys
 
-from paceline.agent.workers.early_variables import is_read_at_import
+from paceline.agent.workers.zygote.start import is_read_at_import
 from paceline.contract import frameworks
 
 TYPE_CHECKING = False

@@ -12,10 +12,16 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.agent.workers import fork_safety, process_tree
-from paceline.agent.workers.early_variables import early_variables, import_variables
 from paceline.agent.workers.rank_variables import REMOVED, thread_count, thread_variables
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
-from paceline.agent.workers.zygote.start import THREADS, ZygoteOptions, cannot_start, start_zygote
+from paceline.agent.workers.zygote.start import (
+    THREADS,
+    ZygoteOptions,
+    cannot_start,
+    early_variables,
+    import_variables,
+    start_zygote,
+)
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import LaunchError

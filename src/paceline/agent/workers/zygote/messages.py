@@ -1,17 +1,19 @@
-"""Messages between an agent and its zygote: JSON after a length header, with file descriptors
+"""Messages between an agent and its zygote: JSON after its length, with file descriptors
 alongside.
 """
 
 from __future__ import annotations
 
 import json
+import select
 import socket
 import struct
 from collections.abc import Sequence
 from typing import Any
 
-_HEADER = struct.Struct("=II")  # bytes of JSON, descriptors
+_LENGTH = struct.Struct("=I")  # bytes of JSON
 _MAX_DESCRIPTORS = 250  # the kernel passes at most 253 with one message
+_REST_TIMEOUT = 10.0  # seconds for the rest of a message whose first byte has arrived
 
 
 class ConnectionClosed(Exception):
@@ -23,8 +25,6 @@ class MessageSocket:
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end
-        self._buffer = bytearray()
-        self._descriptors: list[int] = []
 
     def fileno(self) -> int:
         return self.end.fileno()
@@ -42,76 +42,52 @@ class MessageSocket:
         # ASCII escapes preserve arguments and file names that are not UTF-8 (Python's surrogates),
         # byte for byte.
         body = json.dumps(message).encode()
-        data = _HEADER.pack(len(body), len(descriptors)) + body
+        data = _LENGTH.pack(len(body)) + body
         try:
             self.end.settimeout(timeout)
             for start in range(0, len(descriptors), _MAX_DESCRIPTORS):
                 batch = descriptors[start : start + _MAX_DESCRIPTORS]
                 assert len(data) > 1, "each batch of descriptors travels with a byte"
-                sent = socket.send_fds(self.end, [data[:1]], list(batch))
-                data = data[sent:]
+                data = data[socket.send_fds(self.end, [data[:1]], list(batch)) :]
             self.end.sendall(data)
         except OSError as error:
             raise ConnectionClosed(str(error)) from error
 
     def receive(self, timeout: float | None = None) -> tuple[dict[str, Any], list[int]]:
         """Wait for the next message; raises `ConnectionClosed` and `TimeoutError`."""
-        while (message := self._next_message()) is None:
-            # no more: another process may read the next message
-            self._read(timeout, self._missing())
-        return message
+        if not select.select([self.end], [], [], timeout)[0]:
+            raise TimeoutError
+        descriptors: list[int] = []
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size, descriptors))
+        return json.loads(self._read(length, descriptors)), descriptors
 
     def receive_pending(self) -> list[tuple[dict[str, Any], list[int]]]:
         """Return all messages that have arrived, without waiting; raises `ConnectionClosed` after
         the last one.
         """
-        messages = []
+        messages: list[tuple[dict[str, Any], list[int]]] = []
         try:
-            while True:
-                self._read(0)
-        except (TimeoutError, BlockingIOError):
-            pass
+            while select.select([self.end], [], [], 0)[0]:
+                messages.append(self.receive())
         except ConnectionClosed:
-            if len(self._buffer) < _HEADER.size:
+            if not messages:
                 raise
-        while (message := self._next_message()) is not None:
-            messages.append(message)
         return messages
 
     def close(self) -> None:
         self.end.close()
 
-    def _missing(self) -> int:
-        """Return how many bytes the header lacks, or else the message."""
-        length = len(self._buffer)
-        return (
-            _HEADER.size
-            - length
-            + (_HEADER.unpack_from(self._buffer)[0] if length >= _HEADER.size else 0)
-        )
-
-    def _read(self, timeout: float | None, size: int = 1 << 16) -> None:
-        self.end.settimeout(timeout)
-        try:
-            data, descriptors, _, _ = socket.recv_fds(self.end, size, _MAX_DESCRIPTORS)
-        except (TimeoutError, BlockingIOError):
-            raise
-        except OSError as error:
-            raise ConnectionClosed(str(error)) from error
-        self._descriptors += descriptors
-        if not data:
-            raise ConnectionClosed("end of messages")
-        self._buffer += data
-
-    def _next_message(self) -> tuple[dict[str, Any], list[int]] | None:
-        if len(self._buffer) < _HEADER.size:
-            return None
-        length, count = _HEADER.unpack_from(self._buffer)
-        if len(self._buffer) < _HEADER.size + length:
-            return None
-        message = json.loads(bytes(self._buffer[_HEADER.size : _HEADER.size + length]))
-        del self._buffer[: _HEADER.size + length]
-        # Descriptors travel with the first bytes of their message: all are here, ahead of the next
-        # message's.
-        descriptors, self._descriptors = self._descriptors[:count], self._descriptors[count:]
-        return message, descriptors
+    def _read(self, size: int, descriptors: list[int]) -> bytes:
+        """Read so many bytes, and not one more: another process may read the next message."""
+        data = b""
+        while len(data) < size:
+            try:
+                self.end.settimeout(_REST_TIMEOUT)
+                part, passed, _, _ = socket.recv_fds(self.end, size - len(data), _MAX_DESCRIPTORS)
+            except OSError as error:
+                raise ConnectionClosed(str(error)) from error
+            if not part:
+                raise ConnectionClosed("end of messages")
+            descriptors += passed
+            data += part
+        return data

@@ -13,12 +13,12 @@ import signal
 import sys
 
 from paceline.agent.python_command import python_command
-from paceline.agent.workers.early_variables import import_variables
 from paceline.agent.workers.warm import reason_to_start_cold, request_zygote
 from paceline.agent.workers.zygote.start import (
     FORKING_STYLES,
     THREADS,
     ZygoteOptions,
+    import_variables,
     parse_thread_count,
     start_zygote,
 )
@@ -126,10 +126,9 @@ def start(argv: list[str]) -> None:
     try:
         options = guess(argv[2:], cores=len(os.sched_getaffinity(0)), environ=dict(os.environ))
         if options is not None:
-            variables = import_variables(
-                _typed_variables(_split(argv[2:])[0] or {}),
-                only_known=options.warm > 0 and not options.preload,
-            )
+            typed = _typed_variables(_split(argv[2:])[0])
+            only_known = options.warm > 0 and not options.preload
+            variables = import_variables(typed, only_known=only_known)
             prestarted = Prestarted(sys.executable, options, {**os.environ, **variables})
             if prestarted.pid is None:  # with torch imported, the agent would take longest
                 prestarted.agent = EarlyAgent(prestarted.descriptor)
@@ -141,22 +140,15 @@ def guess(args: list[str], *, cores: int, environ: dict[str, str]) -> ZygoteOpti
     """Return the zygote options that fit these arguments of `paceline run`; None if no zygote is
     needed.
     """
-    options, is_module, program = _split(args)
-    if program is None or options is None:
+    options, program = _split(args)
+    is_module = "-m" in options or "--module" in options
+    if not program or (not is_module and not os.path.isfile(program)):
         return None
-    if not is_module and (not os.path.isfile(program) or _sets_variables(program)):
-        return None
-    if (
-        options.get("--style", ["fork"])[-1] not in FORKING_STYLES
-        or options.get("--nodes", ["1"])[-1] != "1"
-    ):
-        return None
-    nproc = (
-        int(options["--nproc"][-1])
-        if "--nproc" in options
-        else _default_nproc("--cpu" in options, environ)
-    )
-    if nproc < 1:
+    style, nodes = options.get("--style", ["fork"])[-1], options.get("--nodes", ["1"])[-1]
+    nproc = _default_nproc("--cpu" in options, environ)
+    if "--nproc" in options:
+        nproc = int(options["--nproc"][-1])
+    if style not in FORKING_STYLES or nodes != "1" or nproc < 1:
         return None
     counts = (
         parse_thread_count(each.get(THREADS, "")) for each in (_typed_variables(options), environ)
@@ -178,8 +170,8 @@ def _typed_variables(options: dict[str, list[str]]) -> dict[str, str]:
     return {name: value for name, equals, value in parts if equals}
 
 
-def _split(args: list[str]) -> tuple[dict[str, list[str]] | None, bool, str | None]:
-    """Return the options with their values, whether the program is a module, and the program."""
+def _split(args: list[str]) -> tuple[dict[str, list[str]], str]:
+    """Return the options with their values, and the program; without one, nothing starts."""
     options: dict[str, list[str]] = {}
     rest = iter(args)
     for arg in rest:
@@ -188,23 +180,13 @@ def _split(args: list[str]) -> tuple[dict[str, list[str]] | None, bool, str | No
             options.setdefault(SHORT[arg[:2]], []).append(arg[2:] or next(rest, ""))
             continue
         if not arg.startswith("-"):
-            return options, "-m" in options or "--module" in options, arg
+            return options, arg
         if name in NO_PRESTART:
-            return None, False, None
+            break
         takes_none = name in FLAGS or name.startswith("--no-")
         text = value if equals else "" if takes_none else next(rest, "")
         options.setdefault(name, []).append(text)
-    return options, False, None
-
-
-def _sets_variables(program: str) -> bool:
-    """Whether the script sets variables before it imports torch; the agent decides whether they
-    matter.
-    """
-    with open(program, "rb") as file:
-        head = file.read(65536)
-    before_torch = head.partition(b"import torch")[0]
-    return b"environ" in before_torch or b"putenv" in before_torch
+    return options, ""
 
 
 def _default_nproc(on_cpu: bool, environ: dict[str, str]) -> int:

@@ -7,23 +7,27 @@ and exits.
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 import select
 import signal
 import socket
 import sys
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.agent.workers import process_tree
+from paceline.agent.workers import fork_safety, process_tree
+from paceline.agent.workers.rank_variables import thread_variables
 from paceline.agent.workers.warm import read_conditions, stay_warm
-from paceline.agent.workers.zygote.imports import import_modules, shared_modules
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
 from paceline.agent.workers.zygote.start import ZygoteOptions
-from paceline.contract import clean_exit, process
+from paceline.contract import clean_exit, frameworks, process
 
+NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 # A scheduler may signal every process of a step, but only the agent decides what a signal means.
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
@@ -45,7 +49,7 @@ def main(args: list[str]) -> None:
                 agent, options = later
                 problem = _greet_and_import(agent, options, is_warm=True)
         if problem is None:
-            problem = import_modules(options.preload, threads=options.threads, required=True)
+            problem = _import_modules(options.preload, threads=options.threads, required=True)
         agent.send(problem or {"kind": "ready"})
     except ConnectionClosed as closed:
         problem = {"kind": "closed", "why": str(closed)}
@@ -74,7 +78,47 @@ def _greet_and_import(
             "only_known": is_warm and not options.preload,
         }
     )
-    return import_modules(shared_modules(options, os.getcwd()), threads=options.threads)
+    # Torch, and what the script needs of torch and of Paceline: nothing of the user's own.
+    folder = os.getcwd()
+    program = options.program if options.is_module else os.path.join(folder, options.program)
+    _, source = frameworks.read_program(program, is_module=options.is_module, import_path=[folder])
+    names = ["torch", "torch.distributed", *fork_safety.modules_to_preload(source)]
+    return _import_modules(names, threads=options.threads)
+
+
+def _import_modules(
+    names: list[str], *, threads: int, required: bool = False
+) -> dict[str, Any] | None:
+    """Import modules. Returns a message for the agent if ranks cannot be forked, or if a required
+    one is missing.
+    """
+    os.environ.update(thread_variables(threads))
+    nvml_check = os.environ.get(NVML_CHECK)
+    os.environ[NVML_CHECK] = "1"  # a check for GPUs must not open the driver in this process
+    gc.disable()
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except BaseException:
+            if required:
+                return {"kind": "preload_failed", "module": name, "why": traceback.format_exc()}
+            # The script will raise the same error, with a better traceback.
+        if fork_safety.count_threads() > 1:
+            count = fork_safety.count_threads() - 1
+            return {
+                "kind": "unsafe",
+                "why": f"importing {name} started {count} thread{'s'[: count > 1]}",
+            }
+        if fork_safety.is_device_in_use():
+            return {"kind": "unsafe", "why": f"importing {name} opened the GPU driver"}
+    if nvml_check is None:
+        del os.environ[NVML_CHECK]
+    importlib.import_module("paceline.agent.workers.bootstrap")
+    # Ranks share the pages that nobody writes to. No collection before the freeze: it takes a
+    # twelfth of the import time and frees little.
+    gc.freeze()
+    gc.enable()
+    return None
 
 
 class Zygote:
