@@ -16,12 +16,12 @@ from typing import Any
 
 from paceline.agent import rank_failures
 from paceline.agent.attempt_verdict import decide_verdict
-from paceline.agent.health import hang, lingering_ranks, separate_copies
+from paceline.agent.health import hang, lingering_ranks
 from paceline.agent.health.cgroup import out_of_memory_kills
 from paceline.agent.health.hang import HangReporter
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.health.lingering_ranks import IdleRank, LingeringRanks, has_finished
-from paceline.agent.health.separate_copies import SeparateCopies
+from paceline.agent.health.separate_copies import describe_copies, runs_copies
 from paceline.agent.rank_failures import Failure, RankExit
 from paceline.agent.rank_termination import Termination
 from paceline.agent.rendezvous.connected_agents import Rendezvous
@@ -35,7 +35,7 @@ from paceline.contract.claims import find_successor
 from paceline.contract.frameworks import Preset
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.run_folder import JobStartFolder, RunFolder
-from paceline.contract.verdict import DONE, FAILED
+from paceline.contract.verdict import FAILED
 
 TICK = 0.25  # seconds between checks of what cannot wake the loop
 # seconds; a scheduler's TERM reaches the ranks and the agent one after the other
@@ -95,9 +95,6 @@ class Attempt:
         self.lingering_ranks = LingeringRanks(
             launch, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous
         )
-        self.separate_copies = SeparateCopies(
-            launch, heartbeats=heartbeats, rendezvous=rendezvous, say=say, events=events
-        )
         self.rank_of = {local_rank: rank for rank, local_rank in launch.ranks()}
         # one process per node starts the ranks and is not a rank
         self.spawns = self.launch_spec.style == "spawn"
@@ -129,6 +126,11 @@ class Attempt:
             ranks=sorted(self.rank_of.values()),
             uses_runtime=fork_safety.uses_runtime(self.launch_spec),
         )
+        if self.placement.is_head and runs_copies(self.launch_spec):
+            processes = self.launch_spec.nodes if self.spawns else self.launch_spec.world_size
+            self.events.write("independent", attempt=self.folder.number, processes=processes)
+            for line in describe_copies(processes, self.launch_spec):
+                self.say(line)
         reported = False
         while True:
             self._wait()
@@ -137,7 +139,6 @@ class Attempt:
             self._handle_messages()
             self._check_claim()
             self._check_progress()
-            self.separate_copies.check()
             self._note_framework()
             self.termination.tick()
             if self.pending or self.unexplained:
@@ -289,7 +290,6 @@ class Attempt:
             ):
                 self.termination.start()
             failure = self._read_failure(rank_exit)
-        coordination = self.heartbeats.read_coordination(rank_exit.local_rank)
         self.exits.append(
             RankExit(
                 rank,
@@ -298,7 +298,6 @@ class Attempt:
                 heartbeat.state,
                 heartbeat.step,
                 failure,
-                coordination,
                 got_term=self.stop.has_terminated(heartbeat),
                 says_saved=self.stop.says_saved(heartbeat, rank_exit.code),
                 unsaved=self.heartbeats.read_unsaved(rank_exit.local_rank),
@@ -436,8 +435,6 @@ class Attempt:
                     restart_delay=message["restart_delay"],
                     agent_killed=message["agent_killed"],
                 )
-            elif kind == separate_copies.REPORT:
-                self.separate_copies.update(message)
             elif kind == "end":
                 self._end_finished()
             elif kind in lingering_ranks.KINDS:
@@ -495,6 +492,4 @@ class Attempt:
         ]
         verdict, failure = decide_verdict(self.failures, exits, stop_requested=self.stop.requested)
         exits.sort(key=lambda rank_exit: rank_exit.rank)
-        if verdict == DONE:
-            self.separate_copies.finish(rank_exit.coordination for rank_exit in exits)
         return Outcome(verdict, failure, exits, self.stop.requested, agent_killed=self.agent_killed)

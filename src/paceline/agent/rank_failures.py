@@ -16,7 +16,7 @@ from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.workers.output import OutputCapture
 from paceline.agent.workers.started_ranks import Exit, Launch
 from paceline.contract import process
-from paceline.contract.heartbeat_file import RUNNING, SAVED_AND_STOPPED, UNKNOWN
+from paceline.contract.heartbeat_file import RUNNING, SAVED_AND_STOPPED
 from paceline.contract.run_folder import AttemptFolder, write_atomically
 from paceline.contract.stacks import LIBRARY, read_crash
 from paceline.errors import in_one_line
@@ -147,7 +147,6 @@ class RankExit:
     state: int
     step: int
     failure: Failure | None = None
-    coordination: int = UNKNOWN  # of `contract.heartbeat_file`
     got_term: bool = False  # a stop request had sent it a signal that ends it, such as SIGTERM
     says_saved: bool = False  # by its exit code
     unsaved: int | None = None  # the step of the last state, if that could not be saved

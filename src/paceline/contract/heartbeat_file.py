@@ -48,15 +48,9 @@ def file_size(ranks: int) -> int:
     return SLOT_SIZE * (ranks + 1)
 
 
-# What a rank knows of the others. Only the rank's bootstrap writes it.
-COORDINATION = SlotField("=q", after=SLOT)
-# Nothing is known; it read its rank; it trains without having read it; it calls mp.spawn without
-# having read it; it ended without having read it.
-UNKNOWN, COORDINATED, TRAINS_ALONE, SPAWNS_ALONE, ENDED_ALONE = range(5)
-
 # 1 once the script has ended normally, its threads and exit handlers included: only the process is
 # still to exit.
-SCRIPT_ENDED = SlotField("=q", after=COORDINATION)
+SCRIPT_ENDED = SlotField("=q", after=SLOT)
 
 # On rank 0, once its last state could not be saved: the step of that state, plus 1.
 UNSAVED = SlotField("=q", after=SCRIPT_ENDED)

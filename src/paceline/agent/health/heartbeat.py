@@ -18,8 +18,6 @@ from paceline.contract.files import make_own_folder, open_own_file
 from paceline.contract.frameworks import PRESETS, Preset
 from paceline.contract.heartbeat_file import (
     AT_STEPS,
-    COORDINATED,
-    COORDINATION,
     FRAMEWORK,
     HEADER,
     IN_SESSION,
@@ -88,11 +86,6 @@ class Heartbeats:
 
     def read(self, local_rank: int) -> Heartbeat:
         return Heartbeat(local_rank, *SLOT.unpack_from(self._map, slot_offset(local_rank)))
-
-    def read_coordination(self, local_rank: int) -> int:
-        """Return what a rank knows of the others."""
-        coordination: int = COORDINATION.unpack_from(self._map, COORDINATION.offset(local_rank))[0]
-        return coordination
 
     def has_script_ended(self, local_rank: int) -> bool:
         """Whether nothing of the rank's script is left to run, although its process may still
@@ -209,16 +202,6 @@ def write_state(path: str, *, local_rank: int, state: int) -> None:
     with suppress(OSError), open(path, "r+b", buffering=0) as file:  # without it, the agent is gone
         _, step, _, _, seconds = SLOT.unpack(os.pread(file.fileno(), SLOT.size, offset))
         os.pwrite(file.fileno(), SLOT.pack(state, step, os.getpid(), time.time(), seconds), offset)
-
-
-def write_coordination(path: str, *, local_rank: int, coordination: int) -> None:
-    """Write what a rank knows of the others, unless a child that it forked has read the rank."""
-    offset = COORDINATION.offset(local_rank)
-    with suppress(OSError), open(path, "r+b", buffering=0) as file:
-        if COORDINATION.unpack(os.pread(file.fileno(), COORDINATION.size, offset)) != (
-            COORDINATED,
-        ):
-            os.pwrite(file.fileno(), COORDINATION.pack(coordination), offset)
 
 
 def write_framework(path: str, *, local_rank: int, number: int) -> None:

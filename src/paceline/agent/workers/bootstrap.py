@@ -26,7 +26,6 @@ from typing import Any
 from paceline.agent.health import heartbeat
 from paceline.agent.stop.framework_watch import watch_frameworks
 from paceline.agent.workers import process_tree, standard_input
-from paceline.agent.workers.coordination_probe import CoordinationProbe
 from paceline.agent.workers.rank_variables import REMOVED
 from paceline.agent.workers.store_listener import wait_for_store
 from paceline.agent.workers.zygote.start import THREADS, parse_thread_count
@@ -57,8 +56,6 @@ def make_rank_spec(
         "attempt": attempt.number,
         "attempt_folder": str(attempt.path),
         "heartbeat": heartbeat,
-        # mpirun starts programs that find each other through MPI.
-        "probe": launch_spec.world_size > 1 and launch_spec.style != "mpirun",
     }
 
 
@@ -131,11 +128,6 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
         )
         heartbeat.mark_ready(spec["heartbeat"], local_rank)
     watch_frameworks(spec["heartbeat"], local_rank)
-    probe = (
-        CoordinationProbe(spec["heartbeat"], local_rank, is_rank=is_rank) if spec["probe"] else None
-    )
-    if probe is not None:
-        probe.install()
     try:
         _enter_working_directory(spec)
         if spec["project"]:
@@ -146,13 +138,9 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
             importlib.import_module(RECORDER).start_recorder()
         _run_program(spec)
         process.exit_code, script_end.is_normal = 0, is_rank
-        if probe is not None:
-            probe.finish()
     except SystemExit as leaving:
         process.exit_code = leaving.code or 0
         script_end.is_normal = is_rank and process.exit_code in (0, *spec["saved_exit_codes"])
-        if probe is not None and not leaving.code:
-            probe.finish()
         if leaving.code in spec["saved_exit_codes"] and is_rank:
             heartbeat.write_state(spec["heartbeat"], local_rank=local_rank, state=SAVED_AND_STOPPED)
         # not `raise`: libraries replace this function to learn the exit code
