@@ -391,13 +391,10 @@ class Attempt:
             self._end_lingering(lingering)
 
     def _end_lingering(self, lingering: list[IdleRank]) -> None:
-        """On the head agent: end ranks that do nothing although others have exited, or warn; say
-        why.
-        """
+        """On the head agent: end ranks that do nothing although others have exited; say why."""
         detected = time.time()
         self.hang_reporter.dump_all_stacks(set(self.rank_of) - self.ended)
-        is_overdue = self.lingering_ranks.is_overdue(lingering)
-        failure = self.lingering_ranks.failure(lingering, detected) if is_overdue else None
+        failure = self.lingering_ranks.failure(lingering, detected)
         if failure is not None and not self.stop.requested:
             self._fail(failure)
             return
@@ -405,8 +402,6 @@ class Attempt:
             f"warning: {self.lingering_ranks.describe(lingering)}; stacks: "
             f"{self.folder.path}/stacks-*.txt"
         )
-        if not is_overdue:
-            return
         self.rendezvous.send({"kind": "end"})
         self._end_finished()
 

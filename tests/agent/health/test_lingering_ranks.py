@@ -91,12 +91,6 @@ def test_a_rank_that_works_may_outlive_the_others(launch: Launch) -> None:
     started = launch(f"STATE = 0\n{STAYS}{waits}{WORKS}", nproc=3, exit_timeout=2.0)
     assert started.wait() == 0, started.err()
     assert started.verdicts() == ("done", "done")
-    assert (
-        started.err().count(
-            "they may be waiting for child processes, so they are killed only after 20 s"
-        )
-        == 1
-    )
 
 
 def test_a_pause_of_the_whole_job_is_not_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,34 +147,18 @@ def test_a_rank_whose_child_or_fellow_has_ended_has_time_to_go_on(
         launched, workers=workers, heartbeats=Heartbeats(3), rendezvous=rendezvous
     )
 
-    def overdue_after(left: set[int]) -> int:
+    def overdue_after(left: set[int], most: int = 100) -> int:
         nonlocal now
-        for seconds in range(1, 100):
+        for seconds in range(1, most + 1):
             now += 1.0
-            if (idle := ranks.check(left, ended_agents=())) and ranks.is_overdue(idle):
+            if ranks.check(left, ended_agents=()):
                 return seconds
-        raise AssertionError("never")
+        return 0
 
-    for _ in range(20):
-        now += 1.0
-        assert not [idle for idle in ranks.check({1, 2}, ended_agents=()) if idle.seconds > 30]
-    with_children[1] = False  # it was idle for 20 s; the child has ended
-    for _ in range(3):
-        now += 1.0
-        assert ranks.check({1, 2}, ended_agents=()) == []
-    assert overdue_after({2}) == 7, (
-        "rank 1 has ended a moment ago: its first check, then the timeout"
-    )
-    with_children[2] = True
-    now += 1.0
-    ranks.check({2}, ended_agents=())
-    with_children[2] = False
-    assert overdue_after({2}) == 7, "the first child of rank 2"
-    with_children[2] = True
-    now += 1.0
-    ranks.check({2}, ended_agents=())
-    with_children[2] = False
-    assert overdue_after({2}) == 1, "another child is no progress"
+    assert overdue_after({1, 2}, most=50) == 0, "rank 1 has a child, and rank 2 may wait for it"
+    with_children[1] = False
+    assert overdue_after({1, 2}, most=5) == 0, "the child has ended, and rank 1 goes on"
+    assert overdue_after({2}) == 7, "rank 1 has ended: its first check, then the timeout"
 
 
 def test_any_thread_may_wait_for_a_disk(tmp_path: Path) -> None:

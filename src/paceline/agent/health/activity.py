@@ -72,10 +72,7 @@ class Activity:
     heartbeat: float  # time of the last one
     output: int  # bytes that it has printed
     since: float
-
-    @property
-    def has_children(self) -> bool:
-        return self.usage is not None and self.usage.has_children
+    has_children: bool  # or has had some since then
 
     def differs(self, before: Activity, elapsed: float) -> bool:
         """Whether the rank has made progress since `before`."""
@@ -117,9 +114,12 @@ class ActivityMonitor:
         for local_rank, pid in pids.items():
             heartbeat = self._heartbeats.read(local_rank).time
             output = self._count_output(local_rank)
-            activity = Activity(usage.get(pid), heartbeat, output, since=now)
+            used = usage.get(pid)
+            has_children = used is not None and used.has_children
+            activity = Activity(used, heartbeat, output, now, has_children)
             before = self._known.get(local_rank)
             if before is not None and not activity.differs(before, elapsed):
                 activity.since = before.since
+                activity.has_children |= before.has_children
             self._known[local_rank] = activity
         return {local_rank: self._known[local_rank] for local_rank in sorted(pids)}

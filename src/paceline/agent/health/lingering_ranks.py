@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from paceline.agent import retry_policy
-from paceline.agent.health.activity import Activity, ActivityMonitor
+from paceline.agent.health.activity import ActivityMonitor
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.rank_failures import Failure
 from paceline.agent.rendezvous.connected_agents import Rendezvous
@@ -72,14 +72,11 @@ class LingeringRanks:
         self._workers, self._heartbeats, self._rendezvous = workers, heartbeats, rendezvous
         self._rank_of = {local_rank: rank for rank, local_rank in launch.ranks()}
         self._timeout = launch.launch_spec.exit_timeout
-        self._is_watching = self._has_warned = False
+        self._is_watching = False
         self._activity = ActivityMonitor(heartbeats, self._timeout)
-        self._had_children: dict[int, bool] = {}  # by local rank, at the last check
-        # by local rank and the start of its idle time
-        self._released: dict[tuple[int, float], float] = {}
-        # the same, if a child process has ended since then
-        self._child_counted: set[tuple[int, float]] = set()
         self._reported: dict[int, list[IdleRank]] = {}  # by agent
+        self._remaining: set[int] = set()  # ranks that still run, on all nodes
+        self._since = 0.0  # when the last one of the others was found to have ended
 
     def update(self, message: Mapping[str, Any]) -> None:
         """Take in a message of another agent."""
@@ -95,8 +92,6 @@ class LingeringRanks:
     ) -> list[IdleRank]:
         """Report these ranks, which have not ended, to the head agent; there, return all ranks if
         they linger.
-
-        Ranks that are not overdue yet are returned once, for a warning.
         """
         now = time.monotonic()
         if not self._timeout or not self._activity.is_due(now):
@@ -106,7 +101,17 @@ class LingeringRanks:
             if len(pids) == len(self._rank_of):
                 return []
             self._watch(tell=True)
-        own = self._idle_ranks(pids, now)
+        own = [
+            IdleRank(
+                self._rank_of[local_rank],
+                self._placement.host,
+                self._heartbeats.read(local_rank).state,
+                round(now - activity.since, 3),
+                self._heartbeats.has_script_ended(local_rank),
+                activity.has_children,
+            )
+            for local_rank, activity in self._activity.check(pids, now).items()
+        ]
         if not self._placement.is_head:
             self._rendezvous.send({"kind": REPORT, "ranks": [astuple(idle) for idle in own]}, to=0)
             return []
@@ -115,22 +120,17 @@ class LingeringRanks:
         if not running <= set(self._reported):
             return []
         idle = [rank for agent in sorted(running) for rank in self._reported[agent]]
-        if not idle or min(rank.seconds for rank in idle) < self._timeout:
-            return []
-        if self._has_warned and not self.is_overdue(idle):
-            return []
-        self._has_warned = True
-        return idle
+        remaining = {each.rank for each in idle}
+        if remaining != self._remaining:  # the others may have waited for one that has ended
+            self._remaining, self._since = remaining, now
+        shortest = min([now - self._since, *(each.seconds for each in idle)])
+        return idle if shortest >= self._limit(idle) else []
 
     def _watch(self, *, tell: bool) -> None:
         """Look at the ranks from now on. Members tell the head agent, which tells all others."""
         self._is_watching = True
         if tell:
             self._rendezvous.send({"kind": RANK_EXITED})
-
-    def is_overdue(self, idle: list[IdleRank]) -> bool:
-        """Whether these ranks have made no progress for so long that they are to be ended."""
-        return min(rank.seconds for rank in idle) >= self._limit(idle)
 
     def _limit(self, idle: list[IdleRank]) -> float:
         return self._timeout * (WITH_CHILDREN if any(rank.may_wait for rank in idle) else 1)
@@ -155,17 +155,9 @@ class LingeringRanks:
 
     def describe(self, lingering: list[IdleRank]) -> str:
         """Say what is done about these ranks."""
-        ranks, limit = _names(lingering), self._limit(lingering)
-        if self.is_overdue(lingering):
-            return (
-                f"other ranks had exited, so these were killed after {limit:g} s without "
-                f"progress: {ranks}"
-            )
         return (
-            f"other ranks have exited, and these have made no progress for {self._timeout:g} s: "
-            f"{ranks}; "
-            f"they may be waiting for child processes, so they are killed only after {limit:g} s; "
-            f"{HINT}"
+            f"other ranks had exited, so these were killed after {self._limit(lingering):g} s "
+            f"without progress: {_names(lingering)}"
         )
 
     def _pids(self, local_ranks: Collection[int]) -> dict[int, int]:
@@ -180,40 +172,6 @@ class LingeringRanks:
             for rank in local_ranks
         }
         return {rank: pid for rank, pid in pids.items() if not pid or process_tree.is_alive(pid)}
-
-    def _idle_ranks(self, pids: Mapping[int, int], now: float) -> list[IdleRank]:
-        activities = self._activity.check(pids, now)
-        self._note_released(activities, now)
-        return [
-            IdleRank(
-                self._rank_of[local_rank],
-                self._placement.host,
-                self._heartbeats.read(local_rank).state,
-                round(now - self._released.get((local_rank, activity.since), activity.since), 3),
-                self._heartbeats.has_script_ended(local_rank),
-                activity.has_children,
-            )
-            for local_rank, activity in activities.items()
-        ]
-
-    def _note_released(self, activities: Mapping[int, Activity], now: float) -> None:
-        """Note which ranks may have waited until now, for another rank or a child process: they
-        need time to go on.
-        """
-        has_rank_ended = not self._had_children.keys() <= activities.keys()
-        for local_rank, activity in activities.items():
-            idle = local_rank, activity.since
-            has_child_ended = (
-                self._had_children.get(local_rank, False) and not activity.has_children
-            )
-            # Only one child: a thread that starts a short process now and then is no progress.
-            if has_rank_ended or (has_child_ended and idle not in self._child_counted):
-                self._released[idle] = now
-            if has_child_ended:
-                self._child_counted.add(idle)
-        self._had_children = {
-            local_rank: activity.has_children for local_rank, activity in activities.items()
-        }
 
 
 def _names(ranks: Iterable[IdleRank]) -> str:
