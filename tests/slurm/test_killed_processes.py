@@ -16,8 +16,6 @@ import psutil
 import pytest
 
 from tests.fault_tolerance.runs import Training, assert_same
-from tests.runtime.metrics.test_metrics import lines_of
-from tests.runtime.trackers.wandb_runs import wandb_runs
 from tests.slurm.harness import ENDED, Cluster
 from tests.slurm.test_faults import Make, Submitted, four_undisturbed, submitted
 
@@ -110,7 +108,7 @@ def test_a_killed_process(
 def test_a_killed_tracker_service(
     four_undisturbed: Training, submitted: Make, cluster: Cluster
 ) -> None:
-    """Training goes on, and W&B has every line all the same."""
+    """Training goes on, with one warning."""
     ours = submitted(gates="step-17")
     ours.submit("--wandb-project", "survivors", "--env", "WANDB_MODE=offline")
     ours.at("step-17", ranks=4)
@@ -119,9 +117,7 @@ def test_a_killed_tracker_service(
     ours.completes()
     assert ours.verdicts() == ["done"], ours.logs()
     assert_same(ours, four_undisturbed)
-    assert [row for each in wandb_runs(ours.folder.trackers) for row in each.lines()] == lines_of(
-        ours.folder.path
-    )
+    assert "W&B gets no more values" in ours.logs()
     check_nothing_is_left(ours)
 
 

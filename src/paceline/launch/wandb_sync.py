@@ -10,7 +10,6 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-import paceline
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError, EnvironmentProblem
@@ -46,21 +45,6 @@ def find_python(folder: RunFolder) -> str:
     raise EnvironmentProblem(
         "wandb is installed neither here nor in the run's environment.",
         hint="Install it with `pip install wandb`.",
-    )
-
-
-def complete(folder: RunFolder, *, python: str) -> None:
-    """Log what W&B lacks of a run that was killed. If that fails, the rest can still be sent."""
-    home = str(Path(paceline.__file__).parent.parent)
-    path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH", "")]))
-    environ = {
-        name: value for name, value in os.environ.items() if not name.startswith("WANDB_RUN")
-    }
-    subprocess.run(
-        [python, "-m", "paceline.runtime.trackers.wandb.tracker", str(folder.path)],
-        env={**environ, "PYTHONPATH": path, "WANDB_SILENT": "true", "WANDB_MODE": "offline"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
     )
 
 

@@ -39,8 +39,8 @@ from paceline.runtime.step_boundary.profiler import ProfilerWindow
 from paceline.runtime.step_boundary.start_phases import StartPhases
 from paceline.runtime.step_boundary.stragglers import StragglerDetector
 from paceline.runtime.trackers.base import Tracker
-from paceline.runtime.trackers.forwarded_metrics import ForwardedMetrics
 from paceline.runtime.trackers.selection import Trackers, open_trackers
+from paceline.runtime.trackers.thread import ForwardedMetrics
 from paceline.runtime.training.gradients import AUTOCAST_DTYPES, Gradients
 from paceline.runtime.training.replica_check import ReplicaCheck
 from paceline.runtime.training.wrap import Wrapper
@@ -199,7 +199,7 @@ def _make_boundary(
     rank, control = worker.identity.rank, worker.group.control
     events = EventWriter(folder.rank_events if folder and rank == 0 else None)
     stop_on_nonfinite = settings.on_nonfinite == "stop" and settings.precision != "fp16"
-    boundary = Boundary(
+    return Boundary(
         group=control,
         heartbeat=worker.heartbeat,
         events=events,
@@ -228,8 +228,6 @@ def _make_boundary(
         sync_buffers=wrapper.sync_buffers,
         phases=worker.phases,
     )
-    boundary.tracker_ids = trackers.ids()
-    return boundary
 
 
 def _make_run(

@@ -19,7 +19,7 @@ def test_a_resumed_offline_run_is_uploaded_once_as_one_run(
 ) -> None:
     folder = tmp_path / "run"
     environ = run_environment(folder, wandb=True, wandb_mode="offline", world_size=1)
-    ranks(fail_then_resume, 1, "same", env=environ)
+    ranks(fail_then_resume, 1, env=environ)
     dry_run = paceline(
         "sync", str(folder), "--dry-run", check=True, **unreachable_service(tmp_path)
     )

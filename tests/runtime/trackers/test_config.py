@@ -150,7 +150,6 @@ class WandbRun:
 
 def test_settings_go_to_the_config_of_wandb() -> None:
     tracker = WandbTracker.__new__(WandbTracker)
-    tracker.run, tracker._options = WandbRun(), {"config": {"paceline": {}}}
+    tracker.run = WandbRun()
     tracker.configure({"lr": 0.1})
     assert tracker.run.config == {"lr": 0.1}
-    assert tracker._options["config"] == {"paceline": {}, "lr": 0.1}

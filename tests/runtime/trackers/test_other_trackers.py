@@ -127,7 +127,7 @@ def test_a_failing_tracker_costs_one_warning(
 ) -> None:
     other = Recorder()
     with monkeypatch.context() as patch:
-        patch.setattr(thread, "FINISH_TIMEOUT", 0.3)
+        patch.setitem(thread.FINISH_TIMEOUTS, "done", 0.3)
         with contextlib.redirect_stderr(io.StringIO()) as output:
             with quiet(folder=tmp_path, trackers=[Breaks(where), other]) as run:
                 for step in run.steps(range(20)):
@@ -166,7 +166,7 @@ def test_a_slow_tracker_drops_lines_but_does_not_delay_training(
 
     slow = Slow()
     with monkeypatch.context() as patch:
-        patch.setattr(thread, "MAX_WAITING", 10)
+        patch.setattr(thread, "MAX_WAITING", 0)
         with contextlib.redirect_stderr(io.StringIO()) as output:
             with quiet(folder=tmp_path, trackers=[slow]) as run:
                 for step in run.steps(range(50)):

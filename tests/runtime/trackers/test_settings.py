@@ -28,23 +28,20 @@ with paceline.session(cpu=True) as run:
 """
 
 
-def tracking_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.strip().startswith("tracking = ")]
-    found: dict[str, Any] = json.loads(line.partition(" = ")[2])
-    return found
+def test_flags_override_the_file(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:
+    def tracking(*args: str) -> dict[str, Any]:
+        paceline("run", "--cpu", "--nproc", "1", *args, "train.py", check=True)
+        newest = max(scratch.glob("*/*/*/launch.json"), key=lambda path: path.stat().st_mtime)
+        found: dict[str, Any] = json.loads(newest.read_text())["tracking"]
+        return found
 
-
-def test_flags_override_the_file(tmp_path: Path, paceline: Paceline) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "train.py").write_text("pass\n")
     (tmp_path / "paceline.toml").write_text(
         '[tracking]\nwandb = false\nwandb_entity = "team"\ntrackers = ["a.b:C"]\n'
     )
-    plain = tracking_of(paceline("run", "--dry-run", "train.py"))
+    plain = tracking()
     assert plain == {"wandb": False, "wandb_entity": "team", "trackers": ["a.b:C"]}
-    args = ("--wandb-group", "g", "--wandb-all-processes", "--tensorboard")
-    completed = tracking_of(paceline("run", "--dry-run", *args, "train.py"))
-    assert completed == {
+    assert tracking("--wandb-group", "g", "--wandb-all-processes", "--tensorboard") == {
         **plain,
         "wandb": True,
         "wandb_group": "g",
@@ -74,7 +71,8 @@ def test_a_launched_run_logs_and_does_not_write_to_home(
     assert done.stderr.count("there is no API key") == 1
     assert len(list((folder / "trackers" / "tensorboard").iterdir())) == 1
     assert list((tmp_path / "home").iterdir()) == []
-    again = tracking_of(paceline("run", "--resume", "last", "--no-wandb", "--dry-run", **variables))
+    paceline("run", "--resume", "last", "--no-wandb", check=True, **variables)
+    again = json.loads((folder / "launch.json").read_text())["tracking"]
     assert again == {"wandb": False, "wandb_project": "p", "tensorboard": True}
 
 

@@ -13,7 +13,7 @@ from paceline.contract import wandb_server
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem, PacelineError, UsageError
 from paceline.launch import claims
-from paceline.launch.wandb_sync import complete, find_python, is_empty, is_sent, offline_runs, send
+from paceline.launch.wandb_sync import find_python, is_empty, is_sent, offline_runs, send
 from paceline.spec.file_owner import is_own_folder
 from paceline.watch.records import find_runs
 
@@ -81,7 +81,6 @@ def _unsent(folder: RunFolder) -> list[Path]:
 def _send(folder: RunFolder) -> None:
     claims.require_not_running(folder)
     python = find_python(folder)
-    complete(folder, python=python)
     unsent = [path for path in _unsent(folder) if not is_empty(path)]
     for number, path in enumerate(unsent, start=1):
         console.say_note(f"sending {path.name} ({number} of {len(unsent)})")

@@ -83,8 +83,6 @@ class Boundary:
         self.stopping = False  # all ranks have agreed to stop
         self.epoch = 0
         self.epoch_step = 0  # steps done in this epoch
-        # saved, so that a resumed run continues the tracker's run
-        self.tracker_ids: dict[str, str] = {}
         # which loop of the epoch it is; set by the loop
         self.loop_position: Callable[[], dict[str, Any]] = dict
         # `run.save` has saved what the epoch's body did after its loop
@@ -383,7 +381,6 @@ class Boundary:
         meta = {
             "epoch_step": epoch_step,
             "position": self.loop_position() if next_epoch is None else {},
-            "trackers": self.tracker_ids,
         }
         waited = self.metrics.throughput.waited_in_all
         self.checkpoint_schedule.save(

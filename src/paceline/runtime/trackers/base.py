@@ -50,7 +50,6 @@ class RunInfo:
     rank: int = 0
     world_size: int = 1
     attempt: int = 1
-    metrics_offset: int = 0  # size in bytes of metrics.jsonl when this attempt starts
     params: dict[str, Any] = field(default_factory=dict)  # run.params
     # settings of the run: nodes, style, seed, ...
     config: dict[str, Any] = field(default_factory=dict)

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from paceline.contract.run_folder import RunFolder
@@ -16,7 +15,7 @@ from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.launch_context import LaunchContext
 from paceline.runtime.settings import Settings, best_metric
 from paceline.runtime.trackers.base import RunInfo, Tracker, Tracking, first_line
-from paceline.runtime.trackers.thread import TrackerThread, finish_timeout
+from paceline.runtime.trackers.thread import FINISH_TIMEOUTS, URGENT_FINISH_TIMEOUT, TrackerThread
 
 WANDB, TENSORBOARD = "wandb", "tensorboard"
 # What trackers may know of the launch spec. Not the command line or the environment: both may hold
@@ -45,15 +44,12 @@ class Trackers:
         if self.wandb_thread is not None:
             self.wandb_thread.call(lambda: self.wandb.configure(values))
 
-    def ids(self) -> dict[str, str]:
-        """Return the ids that a checkpoint keeps, so that a resumed run continues its W&B run."""
-        return {WANDB: self.wandb.id} if self.wandb is not None and self.wandb.id else {}
-
     def close(self, status: str, *, urgent: bool = False) -> None:
         """Let all trackers finish, for as long as this status allows."""
         if self.wandb_thread is not None:
             _wandb_module().share(None)
-        threads, timeout = (*self.common, *self.own), finish_timeout(status, urgent=urgent)
+        threads = (*self.common, *self.own)
+        timeout = URGENT_FINISH_TIMEOUT if urgent else FINISH_TIMEOUTS[status]
         for thread in threads:
             thread.finish(status)
         deadline = time.monotonic() + timeout
@@ -83,7 +79,9 @@ def open_trackers(
     given: Sequence[Tracker | str],
     store: Any,
 ) -> Trackers:
-    """Return the trackers of a session, not yet started."""
+    """Return the trackers of a session, not yet started: all of them on rank 0, on other ranks W&B
+    if each rank has a W&B run.
+    """
     launch_spec = context.launch_spec
     tracking = Tracking.of(launch_spec)
     config = {
@@ -101,41 +99,23 @@ def open_trackers(
         rank=identity.rank,
         world_size=identity.world_size,
         attempt=context.attempt,
-        metrics_offset=_size(folder.metrics) if folder else 0,
         params=dict(launch_spec.params) if launch_spec else {},
         config=config,
         best=best_metric(settings.best),
     )
-    return select(tracking, given, info, store=store)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def select(
-    tracking: Tracking, given: Sequence[Tracker | str], info: RunInfo, *, store: Any = None
-) -> Trackers:
-    """Return this rank's trackers: all of them on rank 0, on other ranks W&B if each rank has a
-    W&B run.
-    """
-    requested: list[Tracker | str] = [*given, *tracking.trackers]
+    requested = [*given, *tracking.trackers]
     if tracking.wants_wandb:
         requested.append(WANDB)
     if tracking.tensorboard:
         requested.append(TENSORBOARD)
-    if tracking.wandb is False:
-        requested = [each for each in requested if each != WANDB]
     trackers = Trackers()
-    for each in _without_repeats(requested):
-        per_rank = each == WANDB and tracking.wandb_all_processes and info.world_size > 1
-        if info.rank and not per_rank:
+    for number, each in enumerate(requested):
+        per_rank = each == WANDB and tracking.wandb_all_processes and identity.is_distributed
+        is_off = each == WANDB and tracking.wandb is False
+        if is_off or each in requested[:number] or (identity.rank and not per_rank):
             continue
         name = DISPLAY_NAMES.get(each, each) if isinstance(each, str) else type(each).__name__
-        tracker = _make(each, tracking) if isinstance(each, str) else each
+        tracker = _make(each, name, tracking) if isinstance(each, str) else each
         if tracker is None:
             continue
         thread = TrackerThread(name, tracker, info)
@@ -159,31 +139,20 @@ def _wandb_id(info: RunInfo, store: Any) -> str:
     return str(store.get("tracker/id"), "utf-8")
 
 
-def _without_repeats(requested: list[Tracker | str]) -> list[Tracker | str]:
-    return [
-        each
-        for number, each in enumerate(requested)
-        if not any(each is other for other in requested[:number])
-    ]
-
-
-def _make(name: str, tracking: Tracking) -> Tracker | None:
+def _make(requested: str, name: str, tracking: Tracking) -> Tracker | None:
     """Return the tracker of that name; None, with one warning, if that fails."""
     makers: dict[str, Callable[[], Any]] = {
         WANDB: lambda: _wandb(tracking),
         TENSORBOARD: _tensorboard,
     }
     try:
-        made = makers[name]() if name in makers else _import(name)
+        made = makers[requested]() if requested in makers else _import(requested)
     except Exception as error:
-        why, hint = f"{type(error).__name__}: {first_line(error)}", ""
+        why = f"{type(error).__name__}: {first_line(error)}"
         if isinstance(error, ModuleNotFoundError):
-            why = f"no module named {error.name!r}"
-            hint = f" (pip install {name})" if name in makers else ""
-        note(
-            f"{DISPLAY_NAMES.get(name, name)} is disabled: {why}{hint}; metrics.jsonl has all "
-            "values"
-        )
+            hint = f" (pip install {requested})" if requested in makers else ""
+            why = f"no module named {error.name!r}{hint}"
+        note(f"{name} is disabled: {why}; metrics.jsonl has all values")
         return None
     if not isinstance(made, Tracker):
         note(f"{name} is disabled: it lacks start, log or finish; metrics.jsonl has all values")
@@ -208,7 +177,4 @@ def _import(name: str) -> Any:
     module, colon, attribute = name.partition(":")
     if not colon:
         raise ValueError('expected "package.module:Class", "wandb" or "tensorboard"')
-    found: Any = importlib.import_module(module)
-    for part in attribute.split("."):
-        found = getattr(found, part)
-    return found()
+    return getattr(importlib.import_module(module), attribute)()

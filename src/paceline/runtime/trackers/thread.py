@@ -13,19 +13,19 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from paceline.contract.verdict import FAILED, STOPPED
+from paceline.contract.jsonl import LineWriter
+from paceline.contract.verdict import DONE, FAILED, STOPPED
 from paceline.runtime.console import note
 from paceline.runtime.trackers.base import RunInfo, Tracker, first_line
 
-MAX_WAITING = 100_000  # lines
-# Seconds for all trackers together to finish after training.
-FINISH_TIMEOUT = 30.0
-FINISH_TIMEOUT_AT_STOP = 15.0  # taken out of the job's grace period
-FINISH_TIMEOUT_AFTER_ERROR = 5.0  # the other ranks wait for a rank that failed
-FINISH_TIMEOUT_URGENT = 0.5  # the job is being killed, and the verdict must still be written
-ABANDON_TIMEOUT = 0.3
+MAX_WAITING = 100_000  # batches of lines, a few of which are written in a second
+# Seconds for all trackers together to finish after training. At a stop, they are taken out of the
+# job's grace period; after an error, the other ranks wait.
+FINISH_TIMEOUTS = {DONE: 30.0, STOPPED: 15.0, FAILED: 5.0}
+URGENT_FINISH_TIMEOUT = 0.5  # the job is being killed, and the verdict must still be written
 SPECIAL_NUMBERS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
 
@@ -35,14 +35,10 @@ class TrackerThread:
     """
 
     def __init__(self, name: str, tracker: Tracker, info: RunInfo) -> None:
-        self.name = name
-        self.tracker = tracker
         self.started = threading.Event()  # also set if the start failed
-        self._info = info
+        self._name, self._tracker, self._info = name, tracker, info
         self._queue: queue.SimpleQueue[str | Callable[[], None] | None] = queue.SimpleQueue()
-        self._put = 0  # lines, counted by the training thread
-        self._taken = 0  # lines, counted by the tracker's thread
-        self._lost = 0
+        self._is_behind = False
         self._status = FAILED
         self._broken = False
         self._thread = threading.Thread(target=self._work, name=f"paceline-{name}", daemon=True)
@@ -51,19 +47,16 @@ class TrackerThread:
         self._thread.start()
 
     def append(self, text: str) -> None:
-        count = text.count("\n")
         if self._broken:
             return
-        if self._put - self._taken + count > MAX_WAITING:
-            if not self._lost:
-                note(
-                    f"{self.name} can't keep up with training and loses values; metrics.jsonl has "
-                    "them all"
-                )
-            self._lost += count
-            return
-        self._put += count
-        self._queue.put(text)
+        if self._queue.qsize() < MAX_WAITING:
+            self._queue.put(text)
+        elif not self._is_behind:
+            self._is_behind = True
+            note(
+                f"{self._name} can't keep up with training and loses values; metrics.jsonl has "
+                "them all"
+            )
 
     def call(self, function: Callable[[], None]) -> None:
         """Call a function in the thread, after the lines so far."""
@@ -75,18 +68,11 @@ class TrackerThread:
         self._queue.put(None)
 
     def join(self, deadline: float, *, timeout: float) -> None:
-        """Wait for the tracker to finish, and abandon it at the deadline."""
+        """Wait for the tracker to finish, and give up on it at the deadline."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
-        if not self._thread.is_alive():
-            return
-        waiting = self._put - self._taken
-        lines = f", with {waiting} lines waiting" if waiting else ""
-        note(f"{self.name} did not finish within {timeout:g} s{lines}: giving up on it")
-        self._broken = True
-        abandon = getattr(self.tracker, "abandon", None)
-        if abandon is not None:
-            abandon()
-            self._thread.join(ABANDON_TIMEOUT)
+        if self._thread.is_alive():
+            note(f"{self._name} did not finish within {timeout:g} s: giving up on it")
+            self._broken = True
 
     # -- in the thread
     # ---------------------------------------------------------------------------------
@@ -99,7 +85,7 @@ class TrackerThread:
                 signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
             )
         try:
-            self.tracker.start(self._info)
+            self._tracker.start(self._info)
             self.started.set()
             while (text := self._queue.get()) is not None:
                 if not isinstance(text, str):
@@ -108,16 +94,13 @@ class TrackerThread:
                 for line in text.splitlines():
                     if self._broken:
                         return
-                    step, values = parse_line(line)
-                    if values:
-                        self.tracker.log(step, values)
-                    self._taken += 1
-            self.tracker.finish(self._status)
+                    self._tracker.log(*parse_line(line))
+            self._tracker.finish(self._status)
         except BaseException as error:
             if not self._broken:
                 kind = type(error).__name__
                 note(
-                    f"{self.name} gets no more values: {kind}: {first_line(error)}; metrics.jsonl "
+                    f"{self._name} gets no more values: {kind}: {first_line(error)}; metrics.jsonl "
                     "continues"
                 )
         finally:
@@ -125,13 +108,18 @@ class TrackerThread:
             self.started.set()
 
 
-def finish_timeout(status: str, *, urgent: bool) -> float:
-    """Return how many seconds all trackers together have to finish."""
-    if urgent:
-        return FINISH_TIMEOUT_URGENT
-    return {FAILED: FINISH_TIMEOUT_AFTER_ERROR, STOPPED: FINISH_TIMEOUT_AT_STOP}.get(
-        status, FINISH_TIMEOUT
-    )
+class ForwardedMetrics(LineWriter):
+    """metrics.jsonl, which rank 0 writes, and whose lines also go to trackers."""
+
+    def __init__(self, path: Path | None, threads: list[TrackerThread]) -> None:
+        super().__init__(path)
+        self._threads = threads
+
+    def append(self, text: str) -> bool:
+        written = super().append(text)
+        for thread in self._threads:
+            thread.append(text)
+        return written
 
 
 def parse_line(line: str) -> tuple[int, dict[str, float | str]]:

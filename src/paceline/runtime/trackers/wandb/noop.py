@@ -9,21 +9,19 @@ from typing import Any
 
 
 class Noop:
-    """Callable, empty and false; every attribute, item and result is the object itself."""
+    """Callable and empty; every attribute, item and result is such an object."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        return self
+        return NOOP
 
     def __getattr__(self, name: str) -> Any:
-        if _is_special(name):  # or libraries would take it for an array, an iterator, ...
+        # or libraries would take it for an array, an iterator, ...
+        if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        return self
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        pass
+        return NOOP
 
     def __getitem__(self, key: Any) -> Any:
-        return self
+        return NOOP
 
     def __setitem__(self, key: Any, value: Any) -> None:
         pass
@@ -34,20 +32,34 @@ class Noop:
     def __len__(self) -> int:
         return 0
 
-    def __bool__(self) -> bool:
-        return False
-
     def __enter__(self) -> Any:
         return self
 
     def __exit__(self, *error: Any) -> None:
         pass
 
-    def __repr__(self) -> str:
-        return "<no W&B run on this rank>"
-
 
 NOOP = Noop()
+
+
+class NoopRun(Noop):
+    """What `wandb.init` and `run.wandb` return on a rank without a W&B run."""
+
+    def __init__(self, config: Mapping[str, Any] | None = None, **options: Any) -> None:
+        # of `wandb.init`
+        names = ("id", "name", "project", "entity", "group", "job_type", "notes")
+        vars(self).update({name: str(options.get(name) or "") for name in names})
+        self.disabled = self.offline = True
+        self.resumed = False
+        self.step = self.starting_step = 0
+        self.url = self.sweep_id = None
+        self.tags = ()
+        self.dir = tempfile.gettempdir()
+        self.config = AttributeDict(config or {})
+        self.summary = AttributeDict()
+
+    def __bool__(self) -> bool:
+        return True
 
 
 class AttributeDict(dict[str, Any]):
@@ -75,56 +87,8 @@ class AttributeDict(dict[str, Any]):
         return dict(self)
 
 
-class NoopRun:
-    """What `wandb.init` and `run.wandb` return on a rank without a W&B run."""
-
-    disabled = True
-    offline = True
-    resumed = False
-    step = 0
-    starting_step = 0
-    sweep_id: str | None = None
-    url: str | None = None
-    entity = ""
-    notes: str | None = None
-    tags: tuple[str, ...] = ()
-
-    def __init__(
-        self, config: Mapping[str, Any] | None = None, options: Mapping[str, Any] | None = None
-    ) -> None:
-        options = options or {}  # of `wandb.init`
-        self.id = str(options.get("id") or "")
-        self.name = str(options.get("name") or "")
-        self.project = str(options.get("project") or "")
-        self.group = str(options.get("group") or "")
-        self.job_type = str(options.get("job_type") or "")
-        self.dir = tempfile.gettempdir()
-        self.config = AttributeDict(config or {})
-        self.summary = AttributeDict()
-
-    def __getattr__(self, name: str) -> Any:
-        if _is_special(name):
-            raise AttributeError(name)
-        return NOOP
-
-    def __enter__(self) -> NoopRun:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        pass
-
-
-def _is_special(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")
-
-
 def as_mapping(given: Any) -> dict[str, Any]:
     """Return what `wandb.init(config=...)` takes as a dictionary."""
-    if given is None:
-        return {}
     if isinstance(given, argparse.Namespace):
         return dict(vars(given))
-    try:
-        return dict(given)
-    except (TypeError, ValueError):
-        return {}
+    return dict(given) if isinstance(given, Mapping) else {}

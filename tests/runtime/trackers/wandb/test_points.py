@@ -12,16 +12,16 @@ from tests.runtime.trackers.wandb_runs import service_environment, shorten_agent
 from tests.runtime.trackers.wandb_server import wandb_service
 
 
-def carry_out_points(count: int | None, fails: bool) -> list[tuple[str, str, dict[str, Any]]]:
+def carry_out_points(count: int | None, fails: bool) -> list[tuple[str, dict[str, Any]]]:
     import wandb
 
-    from paceline.runtime.trackers.wandb.agent import Point, run_points
+    from paceline.runtime.trackers.wandb.points import Point, run_points
 
     shorten_agent_interval()
     seen = []
 
     def carry_out(point: Point) -> None:
-        seen.append((point.run_id, point.sweep, point.values))
+        seen.append((point.variables["WANDB_RUN_ID"], point.values))
         with wandb.init() as run:
             assert dict(run.config) == point.values
             run.log({"loss": point.values["lr"] * 2})
@@ -42,7 +42,7 @@ def carry_out_points(count: int | None, fails: bool) -> list[tuple[str, str, dic
 def test_points_run_as_trials_of_the_sweep(ranks: Ranks, tmp_path: Path) -> None:
     with wandb_service([{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3}]) as service:
         (seen,) = ranks(carry_out_points, 1, 2, False, env=service_environment(service, tmp_path))
-        assert seen == [("trial-1", "sweep1", {"lr": 0.1}), ("trial-2", "sweep1", {"lr": 0.2})]
+        assert seen == [("trial-1", {"lr": 0.1}), ("trial-2", {"lr": 0.2})]
         assert [(each.sweep, each.exit_code) for each in service.runs.values()] == [
             ("sweep1", 0)
         ] * 2

@@ -1,7 +1,7 @@
 """Points of a W&B sweep, which wandb's own agent requests one at a time.
 
 `run_points` runs in one process, which may train each point itself or pass it on to the other ranks
-(`paceline.wandb.agent`). `python -m paceline.runtime.trackers.wandb.agent SWEEP FILE` requests one
+(`paceline.wandb.agent`). `python -m paceline.runtime.trackers.wandb.points SWEEP FILE` requests one
 point for a whole run and writes it to FILE: `Point.variables` make the `wandb.init` of that run the
 one that the sweep expects.
 """
@@ -11,9 +11,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,31 +26,17 @@ STOP_ON_FAILURE = "WANDB_AGENT_DISABLE_FLAPPING"
 
 @dataclass(frozen=True)
 class Point:
-    """One trial of a W&B sweep: its run id and its hyperparameters."""
+    """One trial of a W&B sweep: its hyperparameters, and the environment that its wandb.init
+    needs.
+    """
 
-    run_id: str
-    sweep: str
-    values: dict[str, Any] = field(default_factory=dict)
-    # the environment that its wandb.init needs
-    variables: dict[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Point:
-        return cls(**json.loads(text))
+    values: dict[str, Any]
+    variables: dict[str, str]
 
 
-def run_points(
-    sweep: str,
-    train: Callable[[Point], Any],
-    *,
-    count: int | None = None,
-    project: str | None = None,
-    entity: str | None = None,
-) -> None:
-    """Call `train` with each point until the sweep has no more or `count` are done.
+def run_points(sweep: str, train: Callable[[Point], Any], **options: Any) -> None:
+    """Call `train` with each point until the sweep has no more or `count` are done. Takes the
+    options of `wandb.agent`.
 
     wandb calls it in a thread of its own, with the point's variables in `os.environ`, and reports
     to the service that the trial is alive. An exception in `train` stops the agent and is raised
@@ -69,8 +54,12 @@ def run_points(
             # the agent only catches Exception
             raise RuntimeError(f"The trial failed: {error}") from error
 
-    with _set_variable(STOP_ON_FAILURE, "true"):
-        wandb.agent(sweep, function=trial, count=count, project=project, entity=entity)
+    # wandb's agent reads this setting only from the environment
+    os.environ[STOP_ON_FAILURE] = "true"
+    try:
+        wandb.agent(sweep, function=trial, **options)
+    finally:
+        del os.environ[STOP_ON_FAILURE]
     if failed:
         raise failed[0]
 
@@ -79,46 +68,22 @@ def current_point(environ: Mapping[str, str]) -> Point:
     """Return the point that an agent set for this process, or an empty one."""
     names = (RUN_ID, SWEEP_ID, PARAM_PATH)
     variables = {name: environ[name] for name in names if environ.get(name)}
-    if PARAM_PATH in variables:  # a child process may run in another folder
-        variables[PARAM_PATH] = str(Path(variables[PARAM_PATH]).absolute())
-    values = read_values(variables.get(PARAM_PATH))
-    return Point(variables.get(RUN_ID, ""), variables.get(SWEEP_ID, ""), values, variables)
-
-
-def read_values(path: str | None) -> dict[str, Any]:
-    """Return the hyperparameters in an agent's file; empty if it is missing or unreadable."""
-    if not path:
-        return {}
+    if PARAM_PATH not in variables:
+        return Point({}, variables)
+    path = Path(variables[PARAM_PATH]).absolute()  # a child process may run in another folder
+    variables[PARAM_PATH] = str(path)
     import yaml  # type: ignore[import-untyped]  # installed with wandb
 
-    try:
-        table = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-    except (OSError, yaml.YAMLError):
-        return {}
-    return {
+    table = yaml.safe_load(path.read_text(encoding="utf-8"))
+    values = {
         key: entry["value"]
         for key, entry in table.items()
         if isinstance(entry, dict) and "value" in entry and key not in ("wandb_version", "_wandb")
     }
+    return Point(values, variables)
 
 
-@contextmanager
-def _set_variable(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable for the body: wandb's agent reads some settings only from
-    there.
-    """
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
-
-
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> None:
     """Request one point of SWEEP and write it to FILE, or `{"point": null}` if the sweep has no
     more.
 
@@ -137,8 +102,7 @@ def main(argv: Sequence[str]) -> int:
     run_points(sweep, write, count=1)
     if not file.exists():
         write_atomically(file, json.dumps({"point": None}) + "\n")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])
