@@ -25,7 +25,7 @@ from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import LaunchError, RunError, UsageError
-from paceline.runtime.distributed.cpu_affinity import format_cpu_list, parse_cpu_list
+from paceline.runtime.distributed.device import format_cpu_list, parse_cpu_list
 from paceline.runtime.distributed.rank_placement import RankPlacement, find_shared_gpu
 from paceline.runtime.settings import Params, Settings
 from tests.forked_ranks import Ranks
@@ -476,10 +476,15 @@ def test_invalid_settings_are_named() -> None:
 
 
 def test_two_ranks_on_one_gpu_are_named() -> None:
+    def placed(rank: int, host: str, hardware: str) -> RankPlacement:
+        return RankPlacement(rank, 4, host, rank % 2, "cuda:0", hardware, 4242, "0-3")
+
     devices = [(0, "a", "GPU-1"), (1, "a", "GPU-2"), (2, "b", "GPU-1"), (3, "b", "GPU-1")]
-    assert find_shared_gpu(devices[:3]) is None
-    assert find_shared_gpu(devices) == "Ranks 2 and 3 are on the same GPU of node b (GPU-1)."
-    assert find_shared_gpu([(0, "a", ""), (1, "a", "")]) is None  # CPUs may be shared
+    placements = [placed(*each) for each in devices]
+    assert find_shared_gpu(placements[:3]) is None
+    assert find_shared_gpu(placements) == "Ranks 2 and 3 are on the same GPU of node b (GPU-1)."
+    # CPUs may be shared
+    assert find_shared_gpu([placed(0, "a", ""), placed(1, "a", "")]) is None
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
@@ -517,7 +522,7 @@ def test_a_session_that_cannot_save_says_so_once(
 def test_the_report_lists_the_placement(capfd: pytest.CaptureFixture[str]) -> None:
     placement = RankPlacement(3, 4, "b", 1, "cuda:1", "GPU-77", 4242, "0-3,8")
     assert (
-        placement.describe()
+        " · ".join(placement.describe())
         == "rank 3 of 4 · node b · local rank 1 · cuda:1 (GPU-77) · pid 4242 · cpus 0-3,8"
     )
     with paceline.session(cpu=True) as run:

@@ -18,8 +18,6 @@ from paceline.contract.run_folder import RunFolder
 from paceline.runtime.distributed import communication_check, rank_placement
 from paceline.runtime.distributed import device as devices
 from paceline.runtime.distributed import process_group as groups
-from paceline.runtime.distributed.cpu_affinity import bind_to_device_cpus
-from paceline.runtime.distributed.device_context import DeviceContext
 from paceline.runtime.distributed.identity import Identity, read_identity
 from paceline.runtime.distributed.mesh import RankMesh, resolve_sizes
 from paceline.runtime.launch_context import LaunchContext
@@ -126,8 +124,7 @@ def _join_world(settings: Settings, context: LaunchContext) -> _Worker:
     heartbeat.mark_session()
     device = devices.choose_device(identity, cpu=settings.cpu)
     if settings.bind and spec is not None:
-        bind_to_device_cpus(device)
-    phases.context = DeviceContext(device)
+        devices.bind_to_device_cpus(device)
     phases.mark("device")
     store = groups.open_store(identity, timeout=settings.timeout)
     placements = rank_placement.gather_placements(
@@ -136,10 +133,7 @@ def _join_world(settings: Settings, context: LaunchContext) -> _Worker:
     if placements and settings.report:
         rank_placement.print_placements(placements)
     phases.mark("rendezvous")
-    if identity.is_distributed or not phases.context.is_default:  # otherwise the script can begin
-        phases.context.activate()
-    if identity.is_distributed and device.type == "cuda":
-        phases.mark("context")
+    devices.activate(device)
     group = _make_group(settings, spec, identity, device, store)
     phases.mark("process_group")
     return _Worker(identity, device, group, heartbeat, [each.host for each in placements], phases)
@@ -161,7 +155,7 @@ def _make_group(
     except RuntimeError as error:
         what = "creating the process group"
         raise communication_check.communication_error(
-            identity, backend, error, what=what
+            identity, backend, str(error), what=what
         ) from error
     try:
         if spec is None or spec.check:

@@ -34,7 +34,7 @@ PARTS = {
 }
 MAX_SPANS = 1000  # of a time line
 WITH_RANKS = ("starting", "running", "training", "saving", "lost")
-RENDEZVOUS = ("device", "rendezvous", "context", "process_group")  # phases of a start
+RENDEZVOUS = ("device", "rendezvous", "process_group")  # phases of a start
 
 
 @dataclass(frozen=True)

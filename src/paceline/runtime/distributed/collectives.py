@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import io
 import math
 from typing import Any
@@ -11,11 +10,12 @@ import torch
 import torch.distributed as dist
 from torch.serialization import default_restore_location
 
-from paceline.errors import RunError, UsageError
+from paceline.errors import UsageError
 from paceline.runtime.distributed.process_group import ProcessGroups
 
-# What `gather` exchanges first: what the value is, its bytes, its shape, and why it cannot be sent.
-Header = tuple[str, int, tuple[int, ...], str]
+# What `gather` exchanges first: what the value is, the shape of a tensor or the bytes of an object,
+# and why it cannot be sent.
+Header = tuple[str, Any, str]
 
 # What `sum_over_ranks` exchanges first: a number, or the tensor's device, dtype and shape.
 Addend = float | tuple[str, torch.dtype, tuple[int, ...]]
@@ -147,51 +147,59 @@ def gather(value: Any, group: ProcessGroups, device: torch.device) -> list[Any]:
     Tensors inside of objects arrive on the receiving rank's own device, or on the CPU if they were
     there.
     """
-    is_tensor = isinstance(value, torch.Tensor)
-    if is_tensor:
-        _check_tensor(value)
-        kind = f"a {value.device.type} tensor of {value.dtype}"
-        payload, problem = value.detach().contiguous().reshape(-1).view(torch.uint8), ""
-        shape = tuple(value.shape)
-    else:
-        kind, shape = "an object", ()
-        payload, problem = _pickle(value)
-    headers: list[Header] = [(kind, payload.numel(), shape, problem)]
-    if group.main is not None:
-        headers = [headers[0]] * dist.get_world_size(group.main)
-        dist.all_gather_object(
-            headers, (kind, payload.numel(), shape, problem), group=group.control
-        )
-    _check_headers(headers)
-    parts = _all_gather(payload, [header[1] for header in headers], group, device)
-    if is_tensor:
-        return [
-            part.view(value.dtype).reshape(header[2])
-            for part, header in zip(parts, headers, strict=True)
-        ]
-    return [_unpickle(part, device) for part in parts]
-
-
-def _all_gather(
-    payload: torch.Tensor, sizes: list[int], group: ProcessGroups, device: torch.device
-) -> list[torch.Tensor]:
-    """Return the bytes of all ranks. They travel at equal lengths, the longest rank's."""
+    if not isinstance(value, torch.Tensor):
+        return _gather_objects(value, group, device)
+    _check_tensor(value)
+    kind = f"a {value.device.type} tensor of {value.dtype}"
+    headers = _exchange((kind, tuple(value.shape), ""), group)
+    _check_kinds(headers)
+    flat = value.detach().contiguous().reshape(-1)
     if group.main is None:
-        return [payload.clone()]
-    longest = max(sizes)
-    if not longest:
-        return [payload.clone() for _ in sizes]
-    padded = torch.nn.functional.pad(payload, (0, longest - payload.numel()))
-    parts = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(
-        parts, padded, group=group.main if payload.device.type == device.type else group.control
+        return [flat.clone().reshape(value.shape)]
+    # Bytes travel at equal lengths, the longest rank's: backends do not take every dtype.
+    sizes = [math.prod(shape) for _, shape, _ in headers]
+    padded = torch.nn.functional.pad(
+        flat.view(torch.uint8), (0, (max(sizes) - flat.numel()) * flat.itemsize)
     )
-    # Copies of their own: a view of another dtype needs an aligned start, and must not keep the
-    # padding alive.
+    parts = [torch.empty_like(padded) for _ in sizes]
+    if max(sizes):
+        is_main = value.device.type == device.type
+        dist.all_gather(parts, padded, group=group.main if is_main else group.control)
+    # copies, which do not keep the padding alive
     return [
-        part if size == longest else part[:size].clone()
-        for part, size in zip(parts, sizes, strict=True)
+        part.view(value.dtype)[:size].clone().reshape(shape)
+        for part, size, (_, shape, _) in zip(parts, sizes, headers, strict=True)
     ]
+
+
+def _gather_objects(value: Any, group: ProcessGroups, device: torch.device) -> list[Any]:
+    def place(storage: Any, location: str) -> Any:  # the number of a GPU there is not the one here
+        return default_restore_location(  # type: ignore[no-untyped-call]
+            storage, location if location == "cpu" else str(device)
+        )
+
+    buffer, problem = io.BytesIO(), ""
+    try:
+        torch.save(value, buffer)
+    # whatever the object's own methods raise: the other ranks must not wait for it
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+    headers = _exchange(("an object", buffer.getvalue(), problem), group)
+    _check_kinds(headers)
+    # written by other ranks of this run
+    return [
+        torch.load(io.BytesIO(data), map_location=place, weights_only=False)
+        for _, data, _ in headers
+    ]
+
+
+def _exchange(header: Header, group: ProcessGroups) -> list[Header]:
+    """Return the headers of all ranks."""
+    if group.main is None:
+        return [header]
+    headers = [header] * dist.get_world_size(group.main)
+    dist.all_gather_object(headers, header, group=group.control)
+    return headers
 
 
 def _check_tensor(value: torch.Tensor) -> None:
@@ -206,9 +214,9 @@ def _check_tensor(value: torch.Tensor) -> None:
         )
 
 
-def _check_headers(headers: list[Header]) -> None:
+def _check_kinds(headers: list[Header]) -> None:
     """Raise the same error on all ranks if their values do not fit together."""
-    for rank, (kind, _, _, problem) in enumerate(headers):
+    for rank, (kind, _, problem) in enumerate(headers):
         if problem:
             raise UsageError(
                 f"run.gather could not pickle the object of rank {rank}: {problem}",
@@ -219,31 +227,3 @@ def _check_headers(headers: list[Header]) -> None:
                 f"run.gather got {headers[0][0]} on rank 0, but {kind} on rank {rank}.",
                 hint="Pass the same kind of value on all ranks.",
             )
-
-
-def _pickle(value: Any) -> tuple[torch.Tensor, str]:
-    """Return the bytes of an object, and why it has none."""
-    buffer = io.BytesIO()
-    try:
-        torch.save(value, buffer)
-    # whatever the object's own methods raise: the other ranks must not wait for it
-    except Exception as error:
-        return torch.empty(0, dtype=torch.uint8), f"{type(error).__name__}: {error}"
-    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8), ""
-
-
-def _unpickle(payload: torch.Tensor, device: torch.device) -> Any:
-    buffer = io.BytesIO(ctypes.string_at(payload.data_ptr(), payload.numel()))
-
-    def place(storage: Any, location: str) -> Any:  # the number of a GPU there is not the one here
-        return default_restore_location(  # type: ignore[no-untyped-call]
-            storage, location if location == "cpu" else str(device)
-        )
-
-    try:
-        # written by another rank of this run
-        return torch.load(buffer, map_location=place, weights_only=False)
-    except Exception as error:
-        raise RunError(
-            f"run.gather could not unpickle an object: {error}", hint="Pass plain values."
-        ) from error

@@ -1,8 +1,10 @@
-"""Choose the device of a rank, and find ranks that share a GPU."""
+"""Choose the device of a rank, and bind the rank to the CPUs next to it."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,15 +17,14 @@ def choose_device(identity: Identity, *, cpu: bool = False) -> torch.device:
     """Return cuda, xpu, mps or cpu. If one GPU is visible it is index 0; if several are, it is the
     local rank.
 
-    It is not the current device yet: see `DeviceContext`.
+    It is not the current device yet: see `activate`.
     """
     if cpu:
         return torch.device("cpu")
     for kind in ("cuda", "xpu"):
-        module = getattr(torch, kind, None)
-        if module is None or not module.is_available():
-            continue
-        return torch.device(kind, _index(identity, module.device_count(), kind))
+        module = getattr(torch, kind)
+        if module.is_available():
+            return torch.device(kind, _index(identity, module.device_count(), kind))
     # Apple's GPU supports no process group, so it serves a single rank only.
     if not identity.is_distributed and torch.backends.mps.is_available():
         return torch.device("mps")
@@ -35,18 +36,19 @@ def _index(identity: Identity, visible: int, kind: str) -> int:
         return 0  # the scheduler has bound it; otherwise `rank_placement` finds two ranks on it
     if identity.local_rank < visible:
         return identity.local_rank
+    names = (*gpus.NAMES, "ZE_AFFINITY_MASK")
+    variables = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
     raise DeviceError(
         f"Rank {identity.rank} is local rank {identity.local_rank}, but only {visible} {kind} "
-        "devices are visible "
-        f"({_visibility()}).",
+        f"devices are visible ({', '.join(variables) or 'CUDA_VISIBLE_DEVICES is not set'}).",
         hint=f"Start at most {visible} ranks on this node, ask for more GPUs, or use --cpu.",
     )
 
 
-def _visibility() -> str:
-    names = (*gpus.NAMES, "ZE_AFFINITY_MASK")
-    variables = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
-    return ", ".join(variables) or "CUDA_VISIBLE_DEVICES is not set"
+def activate(device: torch.device) -> None:
+    """Make a GPU the current one of this process."""
+    if device.type in ("cuda", "xpu"):
+        getattr(torch, device.type).set_device(device)
 
 
 def hardware_id(device: torch.device) -> str:
@@ -57,3 +59,53 @@ def hardware_id(device: torch.device) -> str:
     if device.type == "xpu":
         return str(getattr(torch.xpu.get_device_properties(device), "uuid", "") or device)
     return ""
+
+
+# -- CPUs
+# -----------------------------------------------------------------------------------------------
+
+
+def allowed_cpus() -> set[int]:
+    """Return the CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
+
+
+def bind_to_device_cpus(device: torch.device) -> None:
+    """Bind this process to the CPUs of its GPU, unless it is already bound (by Slurm or
+    taskset).
+    """
+    allowed = allowed_cpus()
+    if device.type != "cuda" or len(allowed) < (os.cpu_count() or 1):
+        return
+    properties: Any = torch.cuda.get_device_properties(device)
+    # binding is an optimization only: the kernel may not list the CPUs, a container forbid it
+    try:
+        bus = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}"
+        folder = Path(f"/sys/bus/pci/devices/{bus}:{properties.pci_device_id:02x}.0")
+        near = parse_cpu_list((folder / "local_cpulist").read_text()) & allowed
+        if near:
+            os.sched_setaffinity(0, near)
+    except (AttributeError, OSError, ValueError):
+        return
+
+
+def parse_cpu_list(text: str) -> set[int]:
+    """Read a CPU list such as `0-3,8`."""
+    found: set[int] = set()
+    for span in filter(None, text.strip().split(",")):
+        low, _, high = span.partition("-")
+        found.update(range(int(low), int(high or low) + 1))
+    return found
+
+
+def format_cpu_list(cpus: set[int]) -> str:
+    """Write a CPU list as the kernel does: `0-3,8` for 0, 1, 2, 3 and 8."""
+    spans: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if spans and cpu == spans[-1][1] + 1:
+            spans[-1][1] = cpu
+        else:
+            spans.append([cpu, cpu])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)

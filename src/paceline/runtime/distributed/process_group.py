@@ -20,7 +20,7 @@ import torch.distributed as dist
 from paceline.contract import clean_exit
 from paceline.contract.hostlist import expand
 from paceline.errors import EnvironmentProblem, RunError
-from paceline.runtime.console import note
+from paceline.runtime.console import format_ranks, note
 from paceline.runtime.distributed.identity import Identity
 
 # Ranks find each other through the store. Its address can be used once per process, so all sessions
@@ -97,25 +97,20 @@ class ProcessGroups:
         self.store.set(f"{key}/{identity.rank}", "")
         if self.store.add(f"{key}/count", 1) == identity.world_size:
             self.store.set(f"{key}/all", "")
-            return
         limit = timeout or RENDEZVOUS_TIMEOUT
-        for seconds in (min(LATE_AFTER, limit), max(0.001, limit - LATE_AFTER)):
+        for seconds in (min(LATE_AFTER, limit), limit):
             try:
                 self.store.wait([f"{key}/all"], datetime.timedelta(seconds=seconds))
                 return
             except dist.DistStoreError:
-                absent = [
-                    rank
-                    for rank in range(identity.world_size)
-                    if not self.store.check([f"{key}/{rank}"])
-                ]
-            names = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent[:8]))}"
-            names += f" and {len(absent) - 8} more" if len(absent) > 8 else ""
-            first = next(rank for rank in range(identity.world_size) if rank not in absent)
-            if identity.rank == first:
+                came = [self.store.check([f"{key}/{rank}"]) for rank in range(identity.world_size)]
+            if all(came):
+                return
+            names = format_ranks([rank for rank, has_come in enumerate(came) if not has_come])
+            if identity.rank == came.index(True):
                 note(
-                    f"rank {first} is waiting in {what} for {names}: call it on all ranks, not "
-                    "under `if run.rank == 0`"
+                    f"rank {identity.rank} is waiting in {what} for {names}: call it on all ranks, "
+                    "not under `if run.rank == 0`"
                 )
         raise RunError(
             f"{what} was not called on {names}.", hint="Call it on all ranks, at the same point."
@@ -160,28 +155,30 @@ def open_store(identity: Identity, *, timeout: float | None) -> Any:
     if not identity.is_distributed:
         return None
     if _store is None:
-        from torch.distributed.rendezvous import rendezvous
-
-        limit = datetime.timedelta(seconds=timeout or 600)
-        address = store_address(identity)
-        query = f"?rank={identity.rank}&world_size={identity.world_size}"
-        url = f"env://{query}" if address is None else f"tcp://{address[0]}:{address[1]}{query}"
-        try:
-            try:
-                _store, _, _ = next(iter(rendezvous(url, timeout=limit)))
-            except (dist.DistError, RuntimeError) as error:
-                # Some builds of torch (Debian's, Windows') lack libuv, but use it by default.
-                if "libuv" not in str(error):
-                    raise
-                _store, _, _ = next(iter(rendezvous(f"{url}&use_libuv=0", timeout=limit)))
-        except (dist.DistError, RuntimeError, ValueError) as error:
-            raise EnvironmentProblem(
-                f"Rank {identity.rank} could not reach the other ranks: "
-                f"{str(error).splitlines()[0]}",
-                hint="Set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a free port there.",
-            ) from error
+        _store = _meet_at_store(identity, datetime.timedelta(seconds=timeout or 600))
     _sessions += 1
     return torch.distributed.distributed_c10d.PrefixStore(f"paceline/{_sessions}", _store)
+
+
+def _meet_at_store(identity: Identity, limit: datetime.timedelta) -> Any:
+    from torch.distributed.rendezvous import rendezvous
+
+    address = store_address(identity)
+    query = f"?rank={identity.rank}&world_size={identity.world_size}"
+    url = f"env://{query}" if address is None else f"tcp://{address[0]}:{address[1]}{query}"
+    # Some builds of torch (Debian's, Windows') lack libuv, but use it by default.
+    for option in ("", "&use_libuv=0"):
+        try:
+            return next(iter(rendezvous(f"{url}{option}", timeout=limit)))[0]
+        except (dist.DistError, RuntimeError, ValueError) as error:
+            if "libuv" not in str(error) or option:
+                raise EnvironmentProblem(
+                    f"Rank {identity.rank} could not reach the other ranks: "
+                    f"{str(error).splitlines()[0]}",
+                    hint="Set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a free port "
+                    "there.",
+                ) from error
+    raise AssertionError("unreachable")
 
 
 def wait_for_key(store: Any, key: str) -> str | None:

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from paceline.errors import DeviceError, RunError
-from paceline.runtime.distributed.cpu_affinity import allowed_cpus, format_cpu_list
-from paceline.runtime.distributed.device import hardware_id
+from paceline.runtime.distributed.device import allowed_cpus, format_cpu_list, hardware_id
 from paceline.runtime.distributed.identity import Identity
 
 MAX_PRINTED = 64  # ranks; larger worlds are summarized
@@ -39,17 +38,15 @@ class RankPlacement:
     pid: int
     cpus: str
 
-    def describe(self) -> str:
-        device = f"{self.device} ({self.hardware})" if self.hardware else self.device
-        parts = (
+    def describe(self) -> list[str]:
+        return [
             f"rank {self.rank} of {self.world_size}",
             f"node {self.host}",
             f"local rank {self.local_rank}",
-            device,
+            f"{self.device} ({self.hardware})" if self.hardware else self.device,
             f"pid {self.pid}",
             f"cpus {self.cpus}",
-        )
-        return " · ".join(parts)
+        ]
 
 
 def local_placement(identity: Identity, device: torch.device) -> RankPlacement:
@@ -66,17 +63,16 @@ def local_placement(identity: Identity, device: torch.device) -> RankPlacement:
     )
 
 
-def find_shared_gpu(placed: Sequence[tuple[int, str, str]]) -> str | None:
-    """Return an error message if two ranks share a GPU, else None. Takes (rank, host, hardware id)
-    of all ranks.
-    """
+def find_shared_gpu(placements: Sequence[RankPlacement]) -> str | None:
+    """Return an error message if two ranks share a GPU, else None."""
     seen: dict[tuple[str, str], int] = {}
-    for rank, host, hardware in placed:
-        if not hardware:
-            continue
-        first = seen.setdefault((host, hardware), rank)
-        if first != rank:
-            return f"Ranks {first} and {rank} are on the same GPU of node {host} ({hardware})."
+    for each in placements:
+        first = seen.setdefault((each.host, each.hardware), each.rank)
+        if each.hardware and first != each.rank:
+            return (
+                f"Ranks {first} and {each.rank} are on the same GPU of node {each.host} "
+                f"({each.hardware})."
+            )
     return None
 
 
@@ -98,7 +94,7 @@ def gather_placements(store: Any, placement: RankPlacement) -> list[RankPlacemen
     keys = [f"placement/{rank}" for rank in range(placement.world_size)]
     store.wait(keys)
     placements = [RankPlacement(**json.loads(text)) for text in store.multi_get(keys)]
-    shared = find_shared_gpu([(each.rank, each.host, each.hardware) for each in placements])
+    shared = find_shared_gpu(placements)
     store.set("placement_check", shared or "ok")
     if shared:
         raise DeviceError(shared, hint=SHARED_HINT)
@@ -119,10 +115,8 @@ def check_world_size(identity: Identity, expected: int | None) -> None:
 
 def print_placements(placements: list[RankPlacement]) -> None:
     """Print one aligned line per rank to standard error, which is not the script's own output."""
-    rows = [placement.describe().split(" · ") for placement in placements[:MAX_PRINTED]]
-    widths = (
-        [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
-    )
+    rows = [placement.describe() for placement in placements[:MAX_PRINTED]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         " · ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows

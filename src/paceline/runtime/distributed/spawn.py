@@ -10,8 +10,8 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from types import FrameType
@@ -26,8 +26,6 @@ from paceline.errors import LaunchError, UsageError
 from paceline.runtime.launch_context import LaunchContext
 from paceline.runtime.step_boundary.heartbeat import Heartbeat
 
-# seconds: one request may arrive twice, from the scheduler and from a command that forwards it
-SAME_TERM = 1.0
 KILL_AFTER = 5.0  # seconds from SIGTERM to SIGKILL for the remaining ranks after one has failed
 
 
@@ -65,20 +63,22 @@ def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nproc: int | None 
             f"nproc is {nproc}, but must be at least 1.", hint="Leave it out for one rank per GPU."
         )
     context = multiprocessing.get_context("spawn")
-    environments = [rank_environment(local, count, os.environ) for local in range(count)]
-    port = _free_port()
-    processes: list[SpawnProcess] = []
-    with _SigtermForwarder(processes) as forwarder:
-        for variables in environments:
-            variables.setdefault("MASTER_ADDR", "127.0.0.1")
-            variables.setdefault("MASTER_PORT", str(port))
-            process = context.Process(target=_run_rank, args=(fn, args, variables, os.getpid()))
-            process.start()
-            processes.append(process)
-        world_size = int(environments[0]["WORLD_SIZE"])
-        _supervise(
-            processes, [int(variables["RANK"]) for variables in environments], world_size, forwarder
-        )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    environments = [
+        {**master, **rank_environment(local, count, os.environ)} for local in range(count)
+    ]
+    ranks: dict[SpawnProcess, int] = {}
+    try:
+        with _forwarding_sigterm(ranks) as forwarded:
+            for variables in environments:
+                process = context.Process(target=_run_rank, args=(fn, args, variables, os.getpid()))
+                process.start()
+                ranks[process] = int(variables["RANK"])
+            _supervise(ranks, int(environments[0]["WORLD_SIZE"]), forwarded)
+    finally:
+        _end(ranks)
 
 
 def rank_environment(local: int, count: int, environ: Any) -> dict[str, str]:
@@ -131,7 +131,13 @@ def _run_rank(
         write_stacks_on_signal(
             attempt.stacks(rank), heartbeat_file=heartbeat_file, local_rank=local_rank
         )
-        _report_ready(local_rank)
+        if hasattr(signal, "SIGUSR1"):
+            # a stop request may arrive before a session is open
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        # tell the agent which process this rank is, and that it can take signals
+        heartbeat = Heartbeat(heartbeat_file, local_rank)
+        heartbeat.set_state(READY)
+        heartbeat.close()
     try:
         fn(*args)
         script_end.is_normal = True
@@ -141,83 +147,60 @@ def _run_rank(
         raise
 
 
-def _report_ready(local_rank: int) -> None:
-    """Tell the agent which process this rank is, and that it can take signals."""
-    if hasattr(signal, "SIGUSR1"):
-        # a stop request may arrive before a session is open
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    heartbeat = Heartbeat(LaunchContext.read().heartbeat_file, local_rank)
-    heartbeat.set_state(READY)
-    heartbeat.close()
+@contextmanager
+def _forwarding_sigterm(ranks: Iterable[SpawnProcess]) -> Iterator[threading.Event]:
+    """Forward SIGTERM to the ranks, which save and stop, instead of ending this process and them
+    with it: a scheduler that preempts a job signals all of its processes.
 
-
-class _SigtermForwarder:
-    """Forwards SIGTERM to the ranks, which save and stop, instead of ending this process and them
-    with it.
-
-    A scheduler that preempts a job signals all of its processes. A second SIGTERM, over a second
-    later, ends at once.
+    Yields whether that has happened.
     """
+    forwarded, heartbeat = threading.Event(), Heartbeat(LaunchContext.read().heartbeat_file, 0)
 
-    def __init__(self, processes: list[SpawnProcess]) -> None:
-        self._processes = processes
-        self._heartbeat = Heartbeat(LaunchContext.read().heartbeat_file, 0)
-        self.since: float | None = None
-        self._installed = False
-
-    def __enter__(self) -> _SigtermForwarder:
-        is_main = threading.current_thread() is threading.main_thread()
-        # otherwise the script has its own handler
-        if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            self._installed = True
-            signal.signal(signal.SIGTERM, self._forward)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._installed:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._heartbeat.close()
-
-    def _forward(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self._heartbeat.is_ending or (self.since is not None and now - self.since > SAME_TERM):
-            self.die()
-        self.since = now if self.since is None else self.since
-        for process in self._processes:
+    def forward(number: int, frame: FrameType | None) -> None:
+        if heartbeat.is_ending:
+            _die()
+        forwarded.set()
+        for process in ranks:
             process.terminate()
 
-    @staticmethod
-    def die() -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _supervise(
-    processes: list[SpawnProcess], ranks: list[int], world_size: int, forwarder: _SigtermForwarder
-) -> None:
-    """Wait for all ranks. End the rest on the first failure, and on any other way out of here."""
-    left = dict(zip(processes, ranks, strict=True))
+    is_main = threading.current_thread() is threading.main_thread()
+    # otherwise the script has its own handler
+    takes_signal = is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if takes_signal:
+        signal.signal(signal.SIGTERM, forward)
     try:
-        while left:
-            wait([process.sentinel for process in left])
-            ended = {
-                process: left.pop(process) for process in list(left) if process.exitcode is not None
-            }
-            failed = {rank: code for process, rank in ended.items() if (code := process.exitcode)}
-            if forwarder.since is not None and -signal.SIGTERM in failed.values():
-                _end(list(left))
-                forwarder.die()  # as its ranks did: they do not handle SIGTERM
-            for rank, code in failed.items():
-                _report(_attempt(), rank, code=code)
-            if failed:
-                # A rank that was killed did not fail because of another rank; the others may have.
-                rank = min(failed, key=lambda rank: (failed[rank] > 0, rank))
-                raise LaunchError(
-                    f"Rank {rank} of {world_size} failed: {describe_exit(failed[rank])}.",
-                    hint="See its traceback above.",
-                )
+        yield forwarded
     finally:
-        _end(list(left))
+        if takes_signal:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        heartbeat.close()
+
+
+def _die() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _supervise(ranks: dict[SpawnProcess, int], world_size: int, forwarded: threading.Event) -> None:
+    """Wait for all ranks, or until one has failed."""
+    left = dict(ranks)
+    while left:
+        wait([process.sentinel for process in left])
+        ended = [process for process in left if process.exitcode is not None]
+        codes = {left.pop(process): process.exitcode or 0 for process in ended}
+        failed = {rank: code for rank, code in codes.items() if code}
+        if forwarded.is_set() and -signal.SIGTERM in failed.values():
+            _end(left)
+            _die()  # as its ranks did: they do not handle SIGTERM
+        for rank, code in failed.items():
+            _report(_attempt(), rank, code=code)
+        if failed:
+            # A rank that was killed did not fail because of another rank; the others may have.
+            rank = min(failed, key=lambda rank: (failed[rank] > 0, rank))
+            raise LaunchError(
+                f"Rank {rank} of {world_size} failed: {describe_exit(failed[rank])}.",
+                hint="See its traceback above.",
+            )
 
 
 def _attempt() -> AttemptFolder | None:
@@ -246,19 +229,11 @@ def _report(attempt: AttemptFolder | None, rank: int, **found: Any) -> None:
         write_atomically(attempt.error(rank), json.dumps({**record, "time": time.time(), **found}))
 
 
-def _end(processes: list[SpawnProcess]) -> None:
+def _end(processes: Iterable[SpawnProcess]) -> None:
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + KILL_AFTER
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
-        if process.is_alive():
-            process.kill()
-            process.join()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        process.kill()
+        process.join()

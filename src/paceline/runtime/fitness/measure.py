@@ -21,8 +21,7 @@ import torch.distributed as dist
 
 from paceline.contract import env
 from paceline.contract.fitness import LINE, Measurement
-from paceline.runtime.distributed.device import choose_device
-from paceline.runtime.distributed.device_context import DeviceContext
+from paceline.runtime.distributed.device import activate, choose_device
 from paceline.runtime.distributed.identity import Identity, read_identity
 from paceline.runtime.distributed.process_group import default_backend, open_store
 
@@ -37,7 +36,7 @@ def main() -> None:
     """Measure, and write or print the result. Exits normally, whatever is slow."""
     identity = read_identity()
     device = choose_device(identity, cpu=os.environ.get(env.FITNESS_CPU) == "1")
-    DeviceContext(device).activate()
+    activate(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     found = Measurement(identity.rank, host, identity.node, name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from paceline.runtime.data.early_pass import EarlyPass
-from paceline.runtime.distributed.device_context import DeviceContext
 
 
 class StartPhases:
@@ -13,8 +12,6 @@ class StartPhases:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        # of the GPU, which is created during other phases
-        self.context: DeviceContext | None = None
         # of the loader, whose workers may begin during other phases
         self.early: EarlyPass | None = None
         self._last = time.perf_counter()
@@ -39,6 +36,4 @@ class StartPhases:
         if self.early is not None and self.early.seconds:
             # by so much earlier it was asked for
             self.seconds["first_batch_early"] = round(self.early.seconds, 3)
-        if self.context is not None and self.context.seconds:
-            self.seconds["context_in_all"] = round(self.context.seconds, 3)
         return self.seconds
