@@ -8,7 +8,6 @@ import hashlib
 import io
 import marshal
 import os
-import secrets
 import shutil
 import sys
 import zipfile
@@ -16,6 +15,7 @@ from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
 
 import paceline
+from paceline.contract.files import replace_file
 
 FILES = ("__init__.py", "errors.py", "wandb.py", "py.typed")
 PACKAGES = ("contract", "staging", "agent", "runtime")
@@ -66,12 +66,8 @@ def stored_run_half(store: Path, *, compiled: bool = False) -> Path:
     path = store / f"paceline-{digest.hexdigest()[:20]}.zip"
     if path.is_symlink() or not path.exists() or path.stat().st_uid != os.geteuid():
         store.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        try:
-            partial.write_bytes(_pack(sources, compiled=compiled))
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with replace_file(path) as file:
+            file.write(_pack(sources, compiled=compiled))
     return path
 
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from paceline.contract import env
 from paceline.contract.fitness import LINE, Measurement
+from paceline.contract.run_folder import write_atomically
 from paceline.runtime.distributed.device import activate, choose_device
 from paceline.runtime.distributed.identity import Identity, read_identity
 from paceline.runtime.distributed.process_group import default_backend, open_store
@@ -209,10 +210,7 @@ def _interface_speed(name: str) -> float:
 def _write(found: Measurement) -> None:
     folder = os.environ.get(env.FITNESS)
     if folder:
-        path = Path(folder, f"rank-{found.rank}.json")
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(asdict(found)), encoding="utf-8")
-        partial.replace(path)
+        write_atomically(Path(folder, f"rank-{found.rank}.json"), json.dumps(asdict(found)))
 
 
 if __name__ == "__main__":
