@@ -24,8 +24,8 @@ from paceline.contract.hostlist import expand
 from paceline.launch.slurm_plan import SlurmPlan, plan_slurm
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
+from paceline.spec.option import Flag
 from paceline.spec.run_path import RunPath
-from paceline.spec.typed_flags import Flag
 from paceline.tools.sandbox import PLAIN, Sandbox, Settings, missing_packages
 
 from machine import describe, show

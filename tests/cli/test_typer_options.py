@@ -18,9 +18,8 @@ from pydantic import BaseModel
 from paceline.cli import dispatch, run_command, typer_options
 from paceline.cli.commands import doctor, env, run, shell, submit, sweep
 from paceline.errors import UsageError
-from paceline.spec.option import NUMBER, PATH, SWITCH, Option
+from paceline.spec.option import NUMBER, PATH, SWITCH, Option, read_flags
 from paceline.spec.settings import TABLE, Tables, options_of
-from paceline.spec.typed_flags import read_flags
 
 Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 

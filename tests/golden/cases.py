@@ -10,8 +10,8 @@ from paceline.launch.slurm_plan import SlurmPlan, plan_slurm
 from paceline.slurm.array_script import Trials
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
+from paceline.spec.option import Flag
 from paceline.spec.run_path import RunPath
-from paceline.spec.typed_flags import Flag
 
 HERE = Path(__file__).parent
 RUN_PATH = RunPath(Path("/scratch/ann"), "vision", "base", "20260102-030405-abcd")

@@ -78,7 +78,7 @@ def test_nothing_is_done_to_the_run_of_another_user(
     tmp_path: Path, calls: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_run(tmp_path, job="7")
-    monkeypatch.setattr("paceline.spec.file_owner._owner", lambda _: os.geteuid() + 1)
+    monkeypatch.setattr("paceline.spec.user_files._owner", lambda _: os.geteuid() + 1)
     with pytest.raises(UsageError, match="not yours"):
         actions.cancel_run(folder, running=True)
     with pytest.raises(UsageError, match="not yours"):

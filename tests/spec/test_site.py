@@ -14,7 +14,7 @@ from paceline.launch.launch_spec import data_settings
 from paceline.spec import load, settings
 from paceline.spec.job import Job, Program
 from paceline.spec.load import load_job, reload_job
-from paceline.spec.typed_flags import Flag
+from paceline.spec.option import Flag
 from paceline.watch.scheduler import poll_interval
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root's file counts")

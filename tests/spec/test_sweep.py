@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import SpecError
+from paceline.spec.option import Flag
 from paceline.spec.sweep import in_order, load_sweep
-from paceline.spec.typed_flags import Flag
 
 HEAD = '[sweep]\nscript = "train.py"\n'
 

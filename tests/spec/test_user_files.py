@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError
-from paceline.spec import file_owner
-from paceline.spec.file_owner import is_own_folder, is_trusted, require_own_folder
+from paceline.spec import user_files
+from paceline.spec.user_files import is_own_folder, is_trusted, require_own_folder
 
 
 def make_run(folder: Path) -> Path:
@@ -20,8 +20,8 @@ def make_run(folder: Path) -> Path:
 
 def become_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = os.geteuid()
-    monkeypatch.setattr(file_owner.os, "geteuid", lambda: mine + 4321)
-    monkeypatch.setattr(file_owner, "ROOT", -2)  # the test may run as root
+    monkeypatch.setattr(user_files.os, "geteuid", lambda: mine + 4321)
+    monkeypatch.setattr(user_files, "ROOT", -2)  # the test may run as root
 
 
 def test_a_link_to_a_run_is_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from paceline.contract.sweep_folder import SweepFolder
 from paceline.launch.local_plan import Machine
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
-from paceline.spec.typed_flags import Flag
+from paceline.spec.option import Flag
 from paceline.sweep.local_sweep import slots, with_ranks
 
 Completed = subprocess.CompletedProcess[str]

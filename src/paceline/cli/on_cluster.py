@@ -30,13 +30,12 @@ from paceline.spec.clusters import (
     find_cluster,
     suggest_clusters,
 )
-from paceline.spec.home_path import state_folder
 from paceline.spec.job import Job, Program
 from paceline.spec.load import repository_root
-from paceline.spec.option import SWEEP
+from paceline.spec.option import SWEEP, read_flags
 from paceline.spec.settings import TABLE, options_of
 from paceline.spec.shell_text import quote
-from paceline.spec.typed_flags import read_flags
+from paceline.spec.user_files import state_folder
 from paceline.ssh import remote_command
 from paceline.ssh.code import Parcel, pack_code, pack_settings
 from paceline.ssh.connection import Answer, Connection

@@ -20,8 +20,8 @@ from paceline.contract.foreign_records import make, parse_object, read_object
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.verdict import INTERRUPTED_EXIT
 from paceline.errors import EnvironmentProblem, PacelineError, UsageError
-from paceline.spec.home_path import state_folder
 from paceline.spec.shell_text import quote
+from paceline.spec.user_files import state_folder
 from paceline.ssh.connection import Answer
 from paceline.ssh.remote_command import capture
 from paceline.watch.run_status import OVER

@@ -14,9 +14,8 @@ import typer
 from paceline.cli import console
 from paceline.contract import env
 from paceline.errors import UsageError
-from paceline.spec.option import LIST, OUTPUT, PROJECT, SWITCH, VARIABLES, Option
+from paceline.spec.option import LIST, OUTPUT, PROJECT, SWITCH, VARIABLES, Flag, Option, read_flags
 from paceline.spec.settings import options_of
-from paceline.spec.typed_flags import Flag, read_flags
 
 if TYPE_CHECKING:
     from paceline.launch.submission import EarlierRun

@@ -11,11 +11,11 @@ from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import UsageError
 from paceline.launch.environment_file import forget_secrets
 from paceline.slurm import commands as slurm
-from paceline.spec.file_owner import require_own_folder
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
 from paceline.spec.run_path import requeues_itself
 from paceline.spec.shell_text import to_type
+from paceline.spec.user_files import require_own_folder
 
 CANCEL, STOP, REQUEUE = "cancel", "stop", "requeue"  # as the views of runs name them
 

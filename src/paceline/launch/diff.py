@@ -14,8 +14,8 @@ from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem
 from paceline.launch.code_snapshot import find_code, list_copy
 from paceline.launch.submission import run_folders_inside
-from paceline.spec.file_owner import require_own_folder
 from paceline.spec.run_path import run_path_of
+from paceline.spec.user_files import require_own_folder
 
 LARGE = 2**20  # bytes; the lines of larger files are not compared
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from paceline.contract.gpus import visible_devices
 from paceline.errors import EnvironmentProblem, SpecError
 from paceline.launch.local_plan import Machine
-from paceline.spec.home_path import expand_home
 from paceline.spec.job import Job
+from paceline.spec.user_files import expand_home
 
 
 def detect_machine(environ: Mapping[str, str]) -> Machine:

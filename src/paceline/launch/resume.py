@@ -23,9 +23,9 @@ from paceline.launch.run_folder import find_own_run, resolve_scratch
 from paceline.launch.submission import LOCAL, SLURM, EarlierRun
 from paceline.spec.job import Job, Program
 from paceline.spec.load import load_job, reload_job
+from paceline.spec.option import Flag
 from paceline.spec.settings import Tables
 from paceline.spec.shell_text import quote, to_type
-from paceline.spec.typed_flags import Flag
 
 # Settings of a local run that are not about this machine: a job keeps them.
 _PORTABLE = ("params", "runtime", "checkpoint", "tracking", "resume", "notify")

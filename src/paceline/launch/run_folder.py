@@ -16,11 +16,10 @@ from paceline.contract import env
 from paceline.contract.foreign_records import parse_object, read_bounded, read_object
 from paceline.contract.run_folder import SUBMITTING, TRIALS, RunFolder
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
-from paceline.spec.file_owner import is_own_folder, require_own_folder
-from paceline.spec.home_path import expand_home
 from paceline.spec.job import Job
 from paceline.spec.run_path import RunPath, is_fetched, is_run_id, list_folders, new_run_id
 from paceline.spec.shell_text import cluster, quote, to_type
+from paceline.spec.user_files import expand_home, is_own_folder, require_own_folder
 
 DEFAULT_SCRATCH = "runs"
 BEFORE = ".before"  # in a run folder while it is changed: the files as they were

@@ -19,9 +19,8 @@ from pydantic import ValidationError
 
 from paceline.contract import env
 from paceline.errors import SpecError
-from paceline.spec.file_owner import is_trusted, owner_name
 from paceline.spec.job import Job, Program, check_consistency
-from paceline.spec.option import BIND, FOLDER, PROGRAM
+from paceline.spec.option import BIND, FOLDER, PROGRAM, Flag, absolute_paths
 from paceline.spec.settings import (
     SITE_FILE,
     TABLE,
@@ -36,7 +35,7 @@ from paceline.spec.settings import (
     show,
 )
 from paceline.spec.toml import FILE, PROJECT_FILE, parse_param, read_file
-from paceline.spec.typed_flags import Flag, absolute_paths
+from paceline.spec.user_files import is_trusted, owner_name
 
 log = logging.getLogger(__name__)
 

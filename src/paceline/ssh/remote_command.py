@@ -23,8 +23,8 @@ from paceline.contract import env
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.verdict import INTERRUPTED_EXIT, UNSETTLED_EXIT, UNWATCHED_EXIT, USAGE_EXIT
 from paceline.errors import ConnectionProblem, EnvironmentProblem, PacelineError, UsageError
-from paceline.spec.home_path import state_folder
 from paceline.spec.shell_text import quote
+from paceline.spec.user_files import state_folder
 from paceline.ssh import code, installation
 from paceline.ssh.code import Parcel
 from paceline.ssh.connection import (

@@ -17,8 +17,8 @@ from paceline.contract.redaction import redact_args
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.sweep_folder import Point, Search, SweepFolder
 from paceline.errors import SpecError, UsageError
-from paceline.spec.file_owner import require_own_folder
 from paceline.spec.run_path import RunPath
+from paceline.spec.user_files import require_own_folder
 
 STARTER = "starter"  # in a submission's folder: the command that starts its trials
 

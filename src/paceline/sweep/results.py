@@ -31,8 +31,8 @@ from paceline.errors import ClusterError, UsageError
 from paceline.launch.run_folder import require_not_fetched
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import ENDED, LIVE, WAITING, JobState
-from paceline.spec.file_owner import is_own_folder, require_own_folder
 from paceline.spec.run_path import STORE
+from paceline.spec.user_files import is_own_folder, require_own_folder
 from paceline.sweep.folder import is_starting
 from paceline.watch.failure import failure_text, read_failure
 from paceline.watch.metrics import as_number, read_end

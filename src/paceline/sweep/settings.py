@@ -22,10 +22,10 @@ from paceline.contract.sweep_folder import Point, Search, is_active
 from paceline.errors import SpecError, UsageError
 from paceline.spec.job import Job, Program
 from paceline.spec.load import ClusterProfile, find_file, load_job, repository_root
+from paceline.spec.option import Flag
 from paceline.spec.sweep import SweepFile, check_metric, in_order, load_sweep, with_flags
 from paceline.spec.toml import parse_value
 from paceline.spec.training_tables import SweepTable
-from paceline.spec.typed_flags import Flag
 from paceline.sweep.wandb import check_name, count_agents, with_wandb
 
 TPE_PARALLEL = 4  # with more at once, TPE learns less from each

@@ -10,7 +10,7 @@ from paceline.contract.verdict import DONE
 from paceline.errors import UsageError
 from paceline.launch.actions import CANCEL, REQUEUE, STOP, cancel_run, requeue_run
 from paceline.slurm import squeue_and_sacct
-from paceline.spec.file_owner import is_own_folder
+from paceline.spec.user_files import is_own_folder
 from paceline.watch import origin
 from paceline.watch.failure import resume_command
 from paceline.watch.overview import Overview

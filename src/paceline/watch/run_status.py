@@ -23,8 +23,8 @@ from paceline.errors import in_one_line
 from paceline.slurm.commands import awaited_jobs
 from paceline.slurm.job_states import LIVE, UNKNOWN, WAITING, JobState
 from paceline.slurm.job_states import STATES as SLURM_STATES
-from paceline.spec.file_owner import is_own_folder
 from paceline.spec.quantities import parse_seconds, show_seconds
+from paceline.spec.user_files import is_own_folder
 from paceline.watch import origin
 from paceline.watch.events import had_nothing_left, newest_change
 from paceline.watch.failure import describe_failure, submit_again

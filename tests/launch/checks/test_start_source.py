@@ -16,7 +16,7 @@ from paceline.launch.launch_spec import runtime_settings
 from paceline.runtime.checkpoint import CheckpointManager
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
-from paceline.spec.typed_flags import Flag
+from paceline.spec.option import Flag
 
 
 def resolve(

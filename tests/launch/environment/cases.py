@@ -16,7 +16,7 @@ from paceline.launch.environment.build_script import (
 )
 from paceline.spec.job import Job, Program
 from paceline.spec.load import load_job
-from paceline.spec.typed_flags import Flag
+from paceline.spec.option import Flag
 
 HERE = Path(__file__).parent / "golden"
 FOLDER = BuildFolder(Path("/scratch/ann/vision/.environments/0123456789abcdef.build-9f8e7d6c"))

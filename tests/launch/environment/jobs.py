@@ -14,8 +14,8 @@ import pytest
 from paceline.launch.slurm_plan import SlurmPlan, plan_slurm
 from paceline.spec.job import Job, Program
 from paceline.spec.load import load_job
+from paceline.spec.option import Flag
 from paceline.spec.run_path import RunPath
-from paceline.spec.typed_flags import Flag
 
 LMOD = Path("/usr/share/lmod/lmod")
 

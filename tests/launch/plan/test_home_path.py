@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError
-from paceline.spec.home_path import expand_home
+from paceline.spec.user_files import expand_home
 
 
 def test_home_folders() -> None:

@@ -20,9 +20,9 @@ from paceline.launch.launch_spec import launch_spec_text, run_record
 from paceline.launch.local_plan import LocalPlan, Machine, plan_local
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
+from paceline.spec.option import Flag
 from paceline.spec.run_path import RunPath, new_run_id
 from paceline.spec.shell_text import command_line, quote
-from paceline.spec.typed_flags import Flag
 
 LAPTOP = Machine(cores=8, gpus=0)
 SERVER = Machine(cores=64, gpus=4)

@@ -13,7 +13,7 @@ from paceline.errors import PacelineError, SpecError
 from paceline.launch.secrets import FROM_SHELL, Secrets, choose_secrets, parse_dotenv, read_secrets
 from paceline.spec.job import Job, Program
 from paceline.spec.load import load_job
-from paceline.spec.typed_flags import Flag
+from paceline.spec.option import Flag
 
 HUSH = "hush-4c1d"
 Write = Callable[..., Path]

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.contract import env
-from paceline.contract.proof_spec import ProofSpec, record_path
+from paceline.contract.rank_records import ProofSpec, record_path
 from paceline.runtime.proof.fingerprints import gradient_summary, row_digests, weights_digest
 from paceline.tools.prove.records import RankRecords
 from tests.forked_ranks import Ranks

@@ -21,7 +21,7 @@ from paceline.runtime.training.fsdp import FSDPModel
 from paceline.runtime.training.replica_check import find_difference
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
-from paceline.spec.typed_flags import Flag
+from paceline.spec.option import Flag
 from tests.forked_ranks import Ranks
 from tests.runtime.models import Net, data, net
 from tests.runtime.training.test_wrap import quiet

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.contract.sample_records import (
+from paceline.contract.rank_records import (
     CONTENT,
     INDEX,
     POSITION,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.proof_spec import ProofSpec
+from paceline.contract.rank_records import ProofSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.tools.prove.local_runner import Script, make_spec
 from paceline.tools.prove.records import Case, CaseRecords, read_logged, read_ranks

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.spec import file_owner
+from paceline.spec import user_files
 from paceline.ui.actions import allowed_verbs
 from paceline.watch.overview import read_rows
 from tests.ui.web.conftest import Served
@@ -81,7 +81,7 @@ def test_runs_of_others_are_only_shown(
     acting: Served, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_run(scratch)
-    monkeypatch.setattr(file_owner, "_owner", lambda path: os.geteuid() + 1)
+    monkeypatch.setattr(user_files, "_owner", lambda path: os.geteuid() + 1)
     assert (
         httpx.get(f"{acting.base}api/runs/{RUN}", cookies=acting.cookies, trust_env=False).json()[
             "actions"

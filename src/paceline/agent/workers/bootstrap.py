@@ -133,7 +133,7 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
         if spec["project"]:
             _import_from_copy(spec["project"], spec["source"])
         if env.PROOF in os.environ and is_rank:
-            from paceline.contract.proof_spec import RECORDER
+            from paceline.contract.rank_records import RECORDER
 
             importlib.import_module(RECORDER).start_recorder()
         _run_program(spec)

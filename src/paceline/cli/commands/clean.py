@@ -25,10 +25,10 @@ from paceline.launch.environment_file import forget_secrets, read_secret_names
 from paceline.launch.run_folder import resolve_scratch
 from paceline.slurm import squeue_and_sacct
 from paceline.slurm.job_states import LIVE, UNKNOWN, WAITING
-from paceline.spec.file_owner import is_own_folder
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
 from paceline.spec.quantities import show_seconds
+from paceline.spec.user_files import is_own_folder
 from paceline.staging.cleanup import find_leftovers
 from paceline.staging.request import choose_base
 from paceline.watch.records import QueryStates, Record, find_runs, read_records

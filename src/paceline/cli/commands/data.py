@@ -17,10 +17,10 @@ from paceline.contract.files import show_size
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.launch.checks.data import staging_request
 from paceline.launch.run_folder import resolve_scratch
-from paceline.spec.home_path import expand_home
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
-from paceline.spec.typed_flags import Flag
+from paceline.spec.option import Flag
+from paceline.spec.user_files import expand_home
 from paceline.staging.copy import Transfer
 from paceline.staging.packs import Packs
 from paceline.staging.stager import ScannedItem, scan_items

@@ -24,10 +24,10 @@ from paceline.launch.resume import read_launch_spec
 from paceline.launch.run_folder import find_run, resolve_scratch
 from paceline.launch.secrets import inspect_secrets
 from paceline.launch.slurm_job import SlurmJob
-from paceline.spec.file_owner import is_own_folder
 from paceline.spec.findings import GOOD, NOTE, PROBLEM, WARNING, Finding, worst
 from paceline.spec.job import Program
 from paceline.spec.option import LAUNCH, PROJECT, RESOURCES
+from paceline.spec.user_files import is_own_folder
 from paceline.watch.diagnosis import diagnose
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.diagnosis.pace import describe, find_slow_ranks

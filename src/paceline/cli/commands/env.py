@@ -21,11 +21,10 @@ from paceline.launch.environment.store import EnvironmentInputs, StoredEnvironme
 from paceline.slurm import commands as slurm
 from paceline.spec.job import Job, Program
 from paceline.spec.load import load_job, validate_flag
-from paceline.spec.option import PATH
+from paceline.spec.option import PATH, Flag
 from paceline.spec.quantities import show_seconds
 from paceline.spec.shell_text import cluster, to_type
 from paceline.spec.toml import FILE
-from paceline.spec.typed_flags import Flag
 from paceline.watch.scheduler import query_states
 
 app = typer.Typer(

@@ -26,7 +26,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError, EnvironmentProblem, UsageError
 from paceline.launch import weights
 from paceline.launch.resume import read_launch_spec
-from paceline.spec.file_owner import is_own_folder
+from paceline.spec.user_files import is_own_folder
 
 
 def command(

@@ -17,8 +17,8 @@ from paceline.cli import console, runs
 from paceline.contract.checkpoint import is_weights_file
 from paceline.contract.files import show_size
 from paceline.errors import EnvironmentProblem, UsageError
-from paceline.spec.home_path import expand_home
 from paceline.spec.run_path import is_run_path
+from paceline.spec.user_files import expand_home
 
 if TYPE_CHECKING:
     from paceline.cli.forwarding import Forwarded

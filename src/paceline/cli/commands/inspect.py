@@ -14,11 +14,10 @@ from rich.table import Table
 from paceline.cli import console, typer_options
 from paceline.cli.commands.doctor import report
 from paceline.cli.parser import GroupedCommand
-from paceline.contract.sample_records import LoaderFacts
+from paceline.contract.rank_records import LoaderFacts
 from paceline.launch.machine import current_folder
 from paceline.spec.findings import PROBLEM, worst
-from paceline.spec.option import LAUNCH, TRAINING
-from paceline.spec.typed_flags import Flag
+from paceline.spec.option import LAUNCH, TRAINING, Flag
 from paceline.tools.inspect.sample_checks import check_samples
 from paceline.tools.inspect.samples import Request, Samples, overrides, record
 

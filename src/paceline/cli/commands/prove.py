@@ -11,14 +11,13 @@ import typer
 from rich.table import Table
 
 from paceline.cli import console, typer_options
-from paceline.contract.proof_spec import CHANGES
+from paceline.contract.rank_records import CHANGES
 from paceline.errors import UsageError
 from paceline.launch.local_plan import LOCAL_STYLES
 from paceline.launch.machine import current_folder, detect_machine
 from paceline.launch.run_folder import create_scratch, resolve_scratch
 from paceline.spec.job import Job, Program
-from paceline.spec.option import OUTPUT
-from paceline.spec.typed_flags import Flag
+from paceline.spec.option import OUTPUT, Flag
 from paceline.tools.prove.local_runner import LocalRunner, Script, choose_folder
 from paceline.tools.prove.proof import Proof, Prover, Request, write_report
 from paceline.tools.prove.records import Case, plan_cases

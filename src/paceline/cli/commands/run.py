@@ -21,10 +21,9 @@ from paceline.contract.verdict import (
     read_verdict,
 )
 from paceline.errors import UsageError
-from paceline.spec.option import UNTIL_DONE
+from paceline.spec.option import UNTIL_DONE, Flag
 from paceline.spec.settings import options_of
 from paceline.spec.shell_text import quote
-from paceline.spec.typed_flags import Flag
 
 if TYPE_CHECKING:
     from paceline.contract.run_folder import RunFolder

@@ -24,9 +24,8 @@ from paceline.slurm import commands as slurm
 from paceline.slurm import squeue_and_sacct
 from paceline.slurm.submission_environment import submission_environment
 from paceline.spec.job import Program
-from paceline.spec.option import PROJECT, RESOURCES
+from paceline.spec.option import PROJECT, RESOURCES, Flag
 from paceline.spec.shell_text import cluster, command_line
-from paceline.spec.typed_flags import Flag
 from paceline.watch.records import read_record
 
 

@@ -25,11 +25,10 @@ from paceline.contract.sweep_folder import DONE, FAILED, SweepFolder
 from paceline.errors import UsageError
 from paceline.slurm import commands as slurm
 from paceline.slurm import squeue_and_sacct
-from paceline.spec.option import LAUNCH, PROJECT, RESOURCES, SWEEP
+from paceline.spec.option import LAUNCH, PROJECT, RESOURCES, SWEEP, Flag
 from paceline.spec.quantities import show_seconds
 from paceline.spec.settings import TABLE, options_of
 from paceline.spec.shell_text import cluster, quote, to_type
-from paceline.spec.typed_flags import Flag
 from paceline.sweep.folder import find_pids
 from paceline.sweep.overview import make_sweep_overview
 from paceline.sweep.report import to_csv

@@ -14,7 +14,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem, PacelineError, UsageError
 from paceline.launch import claims
 from paceline.launch.wandb_sync import find_python, is_empty, is_sent, offline_runs, send
-from paceline.spec.file_owner import is_own_folder
+from paceline.spec.user_files import is_own_folder
 from paceline.watch.records import find_runs
 
 

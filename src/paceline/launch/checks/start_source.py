@@ -17,8 +17,8 @@ from paceline.contract.checkpoint import (
 )
 from paceline.errors import CheckpointError, UsageError
 from paceline.launch import run_folder as folders
-from paceline.spec.home_path import expand_home
 from paceline.spec.job import Job
+from paceline.spec.user_files import expand_home
 
 
 def resolve_start(job: Job, environ: Mapping[str, str], *, after: Sequence[str] = ()) -> Job:

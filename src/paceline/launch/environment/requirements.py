@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.errors import SpecError
-from paceline.spec.home_path import expand_home
 from paceline.spec.job import Job
 from paceline.spec.load import laptop_path
 from paceline.spec.shell_text import cluster, to_type
+from paceline.spec.user_files import expand_home
 
 if sys.version_info >= (3, 11):
     import tomllib

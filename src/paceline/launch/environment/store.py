@@ -25,9 +25,9 @@ from paceline.launch.environment.requirements import Requirements, read_requirem
 from paceline.launch.run_folder import resolve_scratch
 from paceline.slurm.submission_environment import submission_environment
 from paceline.spec.findings import PROBLEM, WARNING, Finding
-from paceline.spec.home_path import expand_home
 from paceline.spec.job import Job
 from paceline.spec.shell_text import quote
+from paceline.spec.user_files import expand_home
 
 STORE = ".environments"
 _FORMAT = 2  # another way to build is another environment

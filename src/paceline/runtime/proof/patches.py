@@ -21,7 +21,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import dataloader
 
-from paceline.contract.proof_spec import BATCHNORM, DROPOUT
+from paceline.contract.rank_records import BATCHNORM, DROPOUT
 from paceline.runtime.data.resident.tensor_source import TensorSource
 from paceline.runtime.proof.random_state import read_state
 from paceline.runtime.proof.recorder import Recorder

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from paceline.contract.jsonl import LineWriter
-from paceline.contract.proof_spec import (
+from paceline.contract.rank_records import (
     BATCHNORM,
     DRAWS,
     DROPOUT,

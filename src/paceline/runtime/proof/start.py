@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract import env
-from paceline.contract.proof_spec import ProofSpec
+from paceline.contract.rank_records import ProofSpec
 from paceline.runtime.distributed.identity import read_identity
 from paceline.runtime.proof.patches import install
 from paceline.runtime.proof.recorder import Recorder

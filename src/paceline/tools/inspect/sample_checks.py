@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from paceline.contract.sample_records import CONTENT, INDEX, POSITION
+from paceline.contract.rank_records import CONTENT, INDEX, POSITION
 from paceline.spec.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.tools.inspect.samples import Epoch, Key, Samples
 

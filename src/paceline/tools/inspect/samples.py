@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from paceline.contract.foreign_records import read_tail
-from paceline.contract.sample_records import (
+from paceline.contract.rank_records import (
     Batch,
     EpochEnd,
     EpochStart,
@@ -25,7 +25,7 @@ from paceline.errors import LaunchError
 from paceline.launch.agents import ParallelRuns
 from paceline.launch.local_run import LocalRun
 from paceline.spec.job import Job, Program
-from paceline.spec.typed_flags import Flag
+from paceline.spec.option import Flag
 from paceline.watch.failure import describe_failure
 
 Key = int | str

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from paceline.contract.proof_spec import BATCHNORM, DRAWS, DROPOUT, OTHER_DRAWS
+from paceline.contract.rank_records import BATCHNORM, DRAWS, DROPOUT, OTHER_DRAWS
 from paceline.tools.prove.comparison import (
     LossSource,
     compare,

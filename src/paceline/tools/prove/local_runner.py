@@ -16,7 +16,7 @@ from pathlib import Path
 from paceline.contract import env
 from paceline.contract.checkpoint import checkpoint_step, find_checkpoints
 from paceline.contract.foreign_records import read_object
-from paceline.contract.proof_spec import ProofSpec
+from paceline.contract.rank_records import ProofSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED
 from paceline.errors import RunError, UsageError
@@ -26,8 +26,8 @@ from paceline.launch.local_run import LocalRun
 from paceline.launch.resume import read_launch_spec
 from paceline.launch.submission import EarlierRun
 from paceline.spec.job import Job, Program
+from paceline.spec.option import Flag
 from paceline.spec.shell_text import quote
-from paceline.spec.typed_flags import Flag
 from paceline.tools.prove.records import Case, CaseRecords, read_logged, read_ranks
 from paceline.watch.failure import describe_failure
 

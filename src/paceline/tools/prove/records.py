@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.foreign_records import read_objects
-from paceline.contract.proof_spec import END, OTHER_DRAWS, START, STEP, record_path
+from paceline.contract.rank_records import END, OTHER_DRAWS, START, STEP, record_path
 from paceline.errors import UsageError
 
 DEFAULT_STYLE = "fork"

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.contract import env
 from paceline.contract.run_folder import Entry, write_atomically
 from paceline.errors import EnvironmentProblem, UsageError
-from paceline.spec.home_path import state_folder
+from paceline.spec.user_files import state_folder
 from paceline.tools.sandbox.processes import Process
 
 PLAIN, NAMESPACES = "plain", "namespaces"

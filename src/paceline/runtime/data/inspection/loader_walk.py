@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from torch.utils.data import get_worker_info
 
-from paceline.contract.sample_records import (
+from paceline.contract.rank_records import (
     CONTENT,
     INDEX,
     POSITION,

@@ -18,7 +18,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from paceline.contract.sample_records import (
+from paceline.contract.rank_records import (
     CONTENT,
     INDEX,
     Batch,

@@ -13,7 +13,7 @@ from typing import IO, Any, NoReturn
 
 import torch
 
-from paceline.contract.sample_records import Items, LoaderFacts, Record, record_path, write_record
+from paceline.contract.rank_records import Items, LoaderFacts, Record, record_path, write_record
 from paceline.runtime.distributed.identity import read_identity
 from paceline.runtime.randomness.seeds import seed_host
 
