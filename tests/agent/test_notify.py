@@ -316,12 +316,10 @@ def test_gpus_without_work(
         run.node_metrics(node).write_text(f"{json.dumps({'host': 'x'})}\n{json.dumps(sample)}\n")
     heartbeats = Heartbeats(1)
     watch = stall_notifier.StallNotifier(run, attempt, notifier, heartbeats, [0])
-    watch.start()
-    if told:
-        until(lambda: webhook.received, "a notification")
-    else:
-        time.sleep(0.6)  # three times as long as it takes
-    watch.close()
+    for _ in range(2):
+        watch.check()
+        time.sleep(0.25)
+    watch.check()
     heartbeats.remove()
     notifier.flush()
     assert webhook.events() == (["gpu_idle"] if told else [])

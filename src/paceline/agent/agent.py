@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from paceline.agent.rank_failures import FENCED_OFF, Failure
 from paceline.agent.rendezvous import network
 from paceline.agent.rendezvous.connected_agents import Rendezvous, join
 from paceline.agent.rendezvous.membership import AgentsLost, AgentsMissing, await_verdict
-from paceline.agent.stop.received_signals import Requests
+from paceline.agent.stop import Requests
 from paceline.agent.verdict_writer import VerdictWriter, last_step, newest_checkpoint
 from paceline.agent.workers import fork_safety
 from paceline.agent.workers.forked_ranks import ForkedRanks
@@ -82,9 +81,7 @@ class Agent:
         self.heartbeats: Heartbeats | None = None
         self.node_data: NodeData | None = None
         self.sampler: Sampler | None = None
-        # Trials do not tell anybody: a sweep may have thousands of them.
-        notified = replace(launch_spec, notify={}) if launch_spec.trial else launch_spec
-        self.notifier = Notifier(run, notified, self.job_start, environ=environ, warn=self.warn)
+        self.notifier = Notifier(run, launch_spec, self.job_start, environ=environ, warn=self.warn)
         self.events = EventWriter(run.events / "agent-0.jsonl")
         self.attempt_number = 0
         self.has_lost_node = False
@@ -409,16 +406,13 @@ class Agent:
             job_start=self.job_start,
             events=self.events,
             say=self.say,
-        )
-        stalls = StallNotifier(
-            self.run, folder, self.notifier, self.heartbeats, self.placement.local_ranks
+            stalls=StallNotifier(
+                self.run, folder, self.notifier, self.heartbeats, self.placement.local_ranks
+            ),
         )
         try:
-            if self.placement.is_head:
-                stalls.start()
             outcome = attempt.run()
         finally:
-            stalls.close()
             workers.kill_leftovers()
             output.close()
             self.verdicts.try_write(lambda: _remove_empty(folder.path.glob("stacks-*.txt")))

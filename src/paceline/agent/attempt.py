@@ -22,12 +22,12 @@ from paceline.agent.health.hang import HangReporter
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.health.lingering_ranks import IdleRank, LingeringRanks, has_finished
 from paceline.agent.health.separate_copies import describe_copies, runs_copies
+from paceline.agent.notify import StallNotifier
 from paceline.agent.rank_failures import Failure, RankExit
 from paceline.agent.rank_termination import Termination
 from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.retry_policy import KILLED, LOST
-from paceline.agent.stop.rank_signals import FILE, INTERRUPT, TERM, StopRequest
-from paceline.agent.stop.received_signals import Requests
+from paceline.agent.stop import FILE, INTERRUPT, TERM, Requests, StopRequest
 from paceline.agent.workers import fork_safety
 from paceline.agent.workers.output import OutputCapture
 from paceline.agent.workers.started_ranks import Exit, Launch, StartedRanks
@@ -74,6 +74,7 @@ class Attempt:
         job_start: JobStartFolder,
         events: EventWriter,
         say: Callable[[str], None],
+        stalls: StallNotifier,
     ) -> None:
         self.launch, self.workers, self.output, self.heartbeats = (
             launch,
@@ -82,7 +83,7 @@ class Attempt:
             heartbeats,
         )
         self.rendezvous, self.requests, self.job_start = rendezvous, requests, job_start
-        self.events, self.say = events, say
+        self.events, self.say, self.stalls = events, say, stalls
         self.launch_spec, self.placement, self.folder = (
             launch.launch_spec,
             launch.placement,
@@ -140,6 +141,8 @@ class Attempt:
             self._check_claim()
             self._check_progress()
             self._note_framework()
+            if self.placement.is_head:
+                self.stalls.check()
             self.termination.tick()
             if self.pending or self.unexplained:
                 continue

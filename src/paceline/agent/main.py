@@ -9,7 +9,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from paceline.agent.stop.received_signals import Requests
+from paceline.agent.stop import Requests
 from paceline.agent.workers import forked_ranks
 from paceline.agent.workers.zygote.start import FORKING_STYLES
 from paceline.contract import env

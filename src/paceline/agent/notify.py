@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import signal
 import subprocess
 import threading
@@ -20,11 +19,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.rank_failures import FENCED_OFF
-from paceline.agent.stop.rank_signals import FILE, TERM, is_time_limit
+from paceline.agent.stop import FILE, TERM, is_time_limit
 from paceline.contract import env
-from paceline.contract.claims import claim_number
-from paceline.contract.foreign_records import parse_object, read_fields, read_tail
+from paceline.contract.foreign_records import read_fields, read_objects
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact_text
 from paceline.contract.run_folder import AttemptFolder, JobStartFolder, RunFolder
@@ -38,10 +35,11 @@ CANCELLED, TIMED_OUT = "cancelled", "timed out"
 WEBHOOK_TIMEOUT = 5.0  # seconds
 COMMAND_TIMEOUT = 10.0
 FLUSH_TIMEOUT = 12.0  # seconds at the end of the agent for what is still to be sent
-MAX_MESSAGE, MAX_NAME = 1000, 100  # characters
+MAX_MESSAGE = 1000  # characters
 INTERVAL = 30.0  # seconds between two looks for stalled ranks, at most
 IDLE = 5.0  # percent: a GPU that is less busy has nothing to do
 FRESH = 120.0  # seconds; older samples of a node say nothing about now
+SAMPLE = 8192  # bytes at the end of a node's metrics, which hold its last sample
 
 
 class NotDelivered(Exception):
@@ -64,42 +62,27 @@ class Notifier:
     ) -> None:
         self._run, self._launch_spec, self._job_start = run, launch_spec, job_start
         self._environ, self._warn = environ, warn
-        self.settings: dict[str, Any] = launch_spec.notify
+        # Trials do not tell anybody: a sweep may have thousands of them.
+        self.settings: dict[str, Any] = {} if launch_spec.trial else launch_spec.notify
         self._sent: set[tuple[str, int]] = set()
-        self._queue: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self._has_warned = False
-
-    @property
-    def enabled(self) -> bool:
-        return bool(self.settings)
-
-    # -- what happens to the run
-    # -----------------------------------------------------------------------
 
     def begin(self) -> None:
         """Tell that Slurm has requeued the job, if its start before this one has ended without
         telling anything.
         """
-        earlier = self._job_start_before() if self.enabled else None
-        if (
-            earlier is None
-            or earlier.notified.exists()
-            or read_verdict(earlier.verdict) in (DONE, FAILED)
-        ):
+        job, _, restarts = self._job_start.path.name.rpartition("-")
+        if not self.settings or not restarts.isdigit():
             return
-        _write(earlier, REQUEUED)
-        cause = (
-            "it was stopped"
-            if read_verdict(earlier.verdict) == STOPPED
-            else "its node or its agent was lost"
-        )
-        self.send(
-            REQUEUED,
-            "running",
-            f"Slurm has requeued and restarted the job after {cause}",
-            attempt=0,
-        )
+        earlier = self._run.job_start(f"{job}-{int(restarts) - 1}")
+        verdict = read_verdict(earlier.verdict)
+        if not earlier.path.exists() or earlier.notified.exists() or verdict in (DONE, FAILED):
+            return
+        cause = "it was stopped" if verdict == STOPPED else "its node or its agent was lost"
+        _leave_mark(earlier, REQUEUED)
+        message = f"Slurm has requeued and restarted the job after {cause}"
+        self.send(REQUEUED, "running", message, attempt=0)
 
     def attempt_over(
         self, outcome: Outcome, *, attempt: int, step: int | None, by_term: bool, from_queue: bool
@@ -107,49 +90,40 @@ class Notifier:
         """Tell how the run has ended, or that it goes back into the queue, unless it starts again
         here.
         """
-        if not self.enabled or outcome.restart_delay is not None or outcome.agent_killed:
+        if not self.settings or outcome.restart_delay is not None or outcome.agent_killed:
             return
         failure = outcome.failure
-        if failure is not None and failure.cause == FENCED_OFF:
-            return  # another job start has the run, and tells about it
         message = "" if failure is None else failure.headline(self._launch_spec.world_size)
         verdict = read_verdict(self._job_start.verdict) or outcome.verdict
         may_requeue = self._job_start.requeue.exists()  # the retry policy has decided
-        at_limit = False
-        if verdict in (DONE, FAILED) and not (verdict == FAILED and may_requeue):
+        at_limit = from_queue and is_time_limit(
+            TERM if by_term else FILE, environ=self._environ, grace=self._launch_spec.stop_timeout
+        )
+        unasked = False
+        if verdict == DONE or (verdict == FAILED and not may_requeue):
             event = status = verdict
         elif self._run.cancelled.exists():
             event, status = STOPPED, CANCELLED
-        elif (by_term or not may_requeue) and from_queue and self._is_time_limit(by_term):
+        elif at_limit and (by_term or not may_requeue):
             # Nobody requeues it. Slurm calls it timed out unless it has stopped before the limit.
             event, status = (FAILED, TIMED_OUT) if by_term else (STOPPED, STOPPED)
-            at_limit, message = True, "time limit reached"
+            message = "time limit reached"
+            unasked = True
         elif not may_requeue:
             event = status = STOPPED
         elif by_term:
             return  # somebody cancels the job, or Slurm requeues it: then the next job start tells
         else:
-            event, status, message = (
-                REQUEUED,
-                "queued",
-                message or "it has saved and will be requeued",
-            )
-        _write(self._job_start, event)
-        self.send(event, status, message, attempt=attempt, step=step, unasked=at_limit)
-
-    def _is_time_limit(self, by_term: bool) -> bool:
-        """Whether the job was stopped because of its time limit."""
-        way = TERM if by_term else FILE
-        return is_time_limit(way, environ=self._environ, grace=self._launch_spec.stop_timeout)
+            event, status = REQUEUED, "queued"
+            message = message or "it has saved and will be requeued"
+        _leave_mark(self._job_start, event)
+        self.send(event, status, message, attempt=attempt, step=step, unasked=unasked)
 
     def failed(self, message: str) -> None:
         """Tell that the agents themselves have failed."""
-        if self.enabled and not self._job_start.notified.exists():
-            _write(self._job_start, FAILED)
+        if self.settings and not self._job_start.notified.exists():
+            _leave_mark(self._job_start, FAILED)
             self.send(FAILED, FAILED, message, attempt=0)
-
-    # -- sending
-    # ---------------------------------------------------------------------------------------
 
     def send(
         self,
@@ -172,18 +146,18 @@ class Notifier:
             return
         self._sent.add((event, attempt))
         spec, message = self._launch_spec, redact_text(message)[:MAX_MESSAGE]
+        name = str(read_fields(self._run.run_json).get("name") or "")
+        job = self._environ.get("SLURM_JOB_ID", "")
         path = "/".join(part for part in (spec.project, spec.experiment, spec.run_id) if part)
-        name, job = self._name(), self._job()
         known = ", ".join(part for part in (name, f"job {job}" if job else "") if part)
+        text = f"{path} ({known})" if known else path
+        text += f": {status if status in (CANCELLED, TIMED_OUT) else event.replace('_', ' ')}"
         # scripts without the runtime have no steps
-        step = step if step is not None and step > 0 else None
-        at = f" at step {step}" if step is not None else ""
-        what = status if status in (CANCELLED, TIMED_OUT) else event.replace("_", " ")
-        text = (
-            f"{path}{f' ({known})' if known else ''}: {what}{at}{f': {message}' if message else ''}"
-        )
+        step = step or None
+        if step is not None:
+            text += f" at step {step}"
         payload = {
-            "text": text,
+            "text": f"{text}: {message}" if message else text,
             "event": event,
             "run_id": spec.run_id,
             "name": name,
@@ -196,69 +170,39 @@ class Notifier:
             "attempt": attempt or None,
             "time": time.time(),
         }
-        self._queue.put(payload)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._deliver_all, name="notify", daemon=True)
-            self._thread.start()
+        thread = threading.Thread(target=self._deliver, args=[payload], name="notify", daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
-    def _name(self) -> str:
-        """Return what the user calls the run; empty without a name of its own."""
-        return str(read_fields(self._run.run_json).get("name") or "")[:MAX_NAME]
-
-    def _job(self) -> str:
-        array = self._environ.get("SLURM_ARRAY_JOB_ID"), self._environ.get("SLURM_ARRAY_TASK_ID")
-        return "_".join(map(str, array)) if all(array) else self._environ.get("SLURM_JOB_ID", "")
-
-    def flush(self, timeout: float = FLUSH_TIMEOUT) -> None:
+    def flush(self) -> None:
         """Wait until everything is sent, for a limited time."""
-        deadline = time.monotonic() + timeout
-        while self._queue.unfinished_tasks and time.monotonic() < deadline:
-            time.sleep(0.02)
-        if self._queue.unfinished_tasks:
+        deadline = time.monotonic() + FLUSH_TIMEOUT
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
             self._warn_once("notifications were not sent in time")
-
-    def _deliver_all(self) -> None:
-        while True:
-            self._deliver(self._queue.get())
-            self._queue.task_done()
 
     def _deliver(self, payload: dict[str, Any]) -> None:
         webhook, command = self.settings.get("webhook"), self.settings.get("command")
-        if webhook:
-            address = self._environ.get(webhook, "")
-            try:
-                if not address:
-                    raise NotDelivered("the variable is not set")
-                post(address, payload)
-            except NotDelivered as why:
-                self._warn_once(f"cannot send notifications to the webhook in {webhook}: {why}")
-        if command:
-            try:
+        try:
+            if webhook:
+                post(self._environ.get(webhook, ""), payload)
+        except NotDelivered as why:
+            self._warn_once(f"cannot send notifications to the webhook in {webhook}: {why}")
+        try:
+            if command:
                 run_command(command, payload, self._environ)
-            except (NotDelivered, OSError, ValueError) as why:
-                self._warn_once(f"the command for notifications failed: {why}")
+        except (NotDelivered, OSError, ValueError) as why:
+            self._warn_once(f"the command for notifications failed: {why}")
 
     def _warn_once(self, text: str) -> None:
         if not self._has_warned:
             self._has_warned = True
             self._warn(f"{text}; the run continues")
 
-    def _job_start_before(self) -> JobStartFolder | None:
-        """Return the last start of the same job; None if a person has started the run again."""
-        name = self._job_start.path.name
-        number = claim_number(self._run, name)
-        try:
-            before = os.readlink(self._run.claims / str(number - 1)) if number > 1 else ""
-        except OSError:
-            return None
-        is_same_job = (
-            before not in ("", name) and before.rpartition("-")[0] == name.rpartition("-")[0]
-        )
-        return self._run.job_start(before) if is_same_job else None
-
 
 class StallNotifier:
-    """A thread of the head agent that looks at one attempt."""
+    """Looks at one attempt while the head agent waits, for ranks or GPUs that do nothing."""
 
     def __init__(
         self,
@@ -271,71 +215,48 @@ class StallNotifier:
         self._run, self._attempt, self._notifier = run, attempt, notifier
         self._heartbeats, self._local_ranks = heartbeats, list(local_ranks)
         self._limit = float(notifier.settings.get("stalled_after", 0))
-        self._closed = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run_until_closed, name="stall-watch", daemon=True
-        )
+        wanted = {STALLED, GPU_IDLE} & set(notifier.settings.get("on", ()))
+        self._next_look = time.monotonic() if wanted and self._limit > 0 else float("inf")
+        self._progress: object = None
+        self._progressed = self._busy = time.monotonic()
 
-    def start(self) -> None:
-        wanted = {STALLED, GPU_IDLE} & set(self._notifier.settings.get("on", ()))
-        if self._notifier.enabled and self._limit > 0 and wanted:
-            self._thread.start()
-
-    def close(self) -> None:
-        """End before the heartbeats are reset or removed."""
-        self._closed.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def _run_until_closed(self) -> None:
-        progress, since = None, time.monotonic()
-        busy = time.monotonic()
-        while not self._closed.wait(min(INTERVAL, self._limit / 4)):
-            now = self._progress()
-            if now != progress:
-                progress, since = now, time.monotonic()
-            elif time.monotonic() - since >= self._limit:
-                self._tell(STALLED, f"no step for {_minutes(time.monotonic() - since)}")
-            if self._are_gpus_idle() is not True:
-                busy = time.monotonic()
-            elif time.monotonic() - busy >= self._limit:
-                self._tell(GPU_IDLE, f"no GPU was busy for {_minutes(time.monotonic() - busy)}")
-
-    def _tell(self, event: str, message: str) -> None:
-        steps = [self._heartbeats.read(each).step for each in self._local_ranks]
-        in_session = any(map(self._heartbeats.is_in_session, self._local_ranks))
-        step = max(steps) if steps and in_session else None
-        self._notifier.send(event, "running", message, attempt=self._attempt.number, step=step)
-
-    def _progress(self) -> object:
-        """Return what changes while the ranks make progress: their heartbeats, or else what they
-        print.
-        """
+    def check(self) -> None:
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + min(INTERVAL, self._limit / 4)
         heartbeats = [self._heartbeats.read(each) for each in self._local_ranks]
+        steps = None
+        progress: object = self._attempt.last_output()  # of scripts without the runtime
         if any(map(self._heartbeats.is_in_session, self._local_ranks)):
-            return [(each.step, each.time) for each in heartbeats]
-        sizes = []
-        for path in sorted(self._attempt.path.glob("*.log")):
-            with suppress(OSError):
-                sizes.append(path.stat().st_size)
-        return sizes
+            steps = max(each.step for each in heartbeats)
+            progress = [(each.step, each.time) for each in heartbeats]
+        if progress != self._progress:
+            self._progress = progress
+            self._progressed = now
+        if not self._are_gpus_idle():
+            self._busy = now
+        for event, since, what in (
+            (STALLED, self._progressed, "no step for"),
+            (GPU_IDLE, self._busy, "no GPU was busy for"),
+        ):
+            seconds = now - since
+            if seconds >= self._limit:
+                ago = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+                number = self._attempt.number
+                self._notifier.send(event, "running", f"{what} {ago}", attempt=number, step=steps)
 
-    def _are_gpus_idle(self) -> bool | None:
-        """Return whether no GPU of the run is busy; None if nobody knows."""
-        shares: list[float] = []
+    def _are_gpus_idle(self) -> bool:
+        """Return whether the nodes have lately measured GPUs, none of which is busy."""
+        is_known = False
         for path in self._run.system.glob("node-*.jsonl"):
-            with suppress(OSError, ValueError, TypeError):
-                lines = read_tail(path, 8192).splitlines()
-                sample = parse_object(lines[-1]) if lines else {}
-                gpus = sample.get("gpus")
-                if isinstance(gpus, list) and time.time() - float(sample.get("time", 0)) < FRESH:
-                    known = [gpu.get("busy") for gpu in gpus if isinstance(gpu, dict)]
-                    shares += [share for share in known if isinstance(share, (int, float))]
-        return max(shares) < IDLE if shares else None
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+            *_, sample = [{}, *read_objects(path, SAMPLE)]
+            if time.time() - sample.get("time", 0) < FRESH:
+                for share in (gpu.get("busy") for gpu in sample.get("gpus", ())):
+                    if share is not None and share >= IDLE:
+                        return False
+                    is_known |= share is not None
+        return is_known
 
 
 def post(address: str, payload: Mapping[str, Any]) -> None:
@@ -345,7 +266,7 @@ def post(address: str, payload: Mapping[str, Any]) -> None:
     from urllib.request import Request, urlopen
 
     if not address.lower().startswith(("http://", "https://")):
-        raise NotDelivered("its value is not an address that begins with https:// or http://")
+        raise NotDelivered("it is not set to an address that begins with https:// or http://")
     headers = {"Content-Type": "application/json", "User-Agent": "paceline"}
     try:
         request = Request(address, data=json.dumps(payload).encode(), headers=headers)
@@ -354,22 +275,20 @@ def post(address: str, payload: Mapping[str, Any]) -> None:
     except HTTPError as error:
         error.close()
         raise NotDelivered(f"the server answered {error.code}") from None
-    except OSError as error:
+    except (OSError, ValueError, HTTPException) as error:  # their texts may quote the address
         reason = getattr(error, "reason", error)
         text = reason.strerror if isinstance(reason, OSError) else None
         raise NotDelivered(text or type(reason).__name__) from None
-    except (ValueError, HTTPException) as error:  # their texts may quote the address
-        raise NotDelivered(type(error).__name__) from None
 
 
 def run_command(command: str, payload: Mapping[str, Any], environ: Mapping[str, str]) -> None:
     """Run a shell command with the notification as JSON on its standard input."""
+    # in one line, for the subject of a mail
+    fields = {**payload, "text": " ".join(str(payload["text"]).split())}
     variables = {
-        f"{env.NOTIFY}{name.upper()}": str(payload[name]).replace("\0", "")
-        for name in ("event", "run_id", "status")
+        f"{env.NOTIFY}{name.upper()}": str(fields[name]).replace("\0", "")
+        for name in ("text", "event", "run_id", "status")
     }
-    # for a subject
-    variables[f"{env.NOTIFY}TEXT"] = " ".join(str(payload["text"]).replace("\0", "").split())
     process = subprocess.Popen(
         ["/bin/sh", "-c", command],
         env={**environ, **variables},
@@ -389,9 +308,7 @@ def run_command(command: str, payload: Mapping[str, Any], environ: Mapping[str, 
         raise NotDelivered(f"it exited with {process.returncode}")
 
 
-def _write(job_start: JobStartFolder, event: str) -> None:
-    """Leave a mark for the next job start."""
-    try:
+def _leave_mark(job_start: JobStartFolder, event: str) -> None:
+    """For the next job start. If the disk is full, the worst is a notification too many."""
+    with suppress(OSError):
         job_start.notified.write_text(f"{event}\n", encoding="utf-8")
-    except OSError:
-        pass  # a full disk: the worst is a notification too many

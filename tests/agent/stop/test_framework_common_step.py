@@ -9,8 +9,8 @@ import time
 import torch
 import torch.distributed as dist
 
+from paceline.agent.framework_watch import CommonStep
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.stop.framework_common_step import CommonStep
 from tests.forked_ranks import Ranks
 
 STEPS = 40

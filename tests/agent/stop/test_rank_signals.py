@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.agent import retry_policy
-from paceline.agent.stop.rank_signals import FILE, INTERRUPT, LOST, TERM, describe_cause
+from paceline.agent.stop import FILE, INTERRUPT, LOST, TERM, describe_cause
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import read_verdict
 from tests.agent.conftest import Launch, Launched, until

@@ -23,8 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from paceline.agent.framework_watch import watch_frameworks
 from paceline.agent.health import heartbeat
-from paceline.agent.stop.framework_watch import watch_frameworks
 from paceline.agent.workers import process_tree, standard_input
 from paceline.agent.workers.rank_variables import REMOVED
 from paceline.agent.workers.store_listener import wait_for_store

@@ -1,4 +1,5 @@
-"""Delivers a stop signal to all ranks after the same optimizer step.
+"""Notices which frameworks a rank imports, wherever the import is: in the script, in the project
+or in a library; then delivers a stop signal to all ranks after the same optimizer step.
 
 Handlers of frameworks communicate, or end the training at the next step. Ranks that got the signal
 in different steps would wait for each other forever. So each rank signals itself: once every rank
@@ -18,10 +19,57 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
+from paceline.agent.health import heartbeat
+from paceline.contract.frameworks import PRESETS
 from paceline.contract.heartbeat_file import AT_STEPS, HEADER, SIGNALLED, STEP_SIGNAL, TAKES_SIGNALS
+
+MODULES = {
+    module: number for number, preset in enumerate(PRESETS, start=1) for module in preset.modules
+}
+
+
+def watch_frameworks(heartbeat_file: str, local_rank: int) -> None:
+    """From now on, tell the agent about frameworks that this process imports, and about those it
+    already has.
+    """
+    watch = FrameworkWatch(heartbeat_file, local_rank)
+    for module in MODULES.keys() & sys.modules.keys():
+        watch.report(module)
+    sys.meta_path.insert(0, watch)
+
+
+class FrameworkWatch:
+    """Asked first for every module that is not imported yet; it never finds one."""
+
+    def __init__(self, heartbeat_file: str, local_rank: int) -> None:
+        self._heartbeat_file, self._local_rank, self._pid = heartbeat_file, local_rank, os.getpid()
+        self._is_first = True
+        self._steps: CommonStep | None = None  # to be installed as soon as torch is imported
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if os.getpid() == self._pid:
+            if self._steps is not None and self._steps.install():
+                self._steps = None
+            if name in MODULES:
+                self.report(name)
+        return None
+
+    def report(self, module: str) -> None:
+        heartbeat.write_framework(
+            self._heartbeat_file, local_rank=self._local_rank, number=MODULES[module]
+        )
+        if self._is_first and os.path.exists(self._heartbeat_file):
+            self._is_first = False
+            steps = CommonStep(self._heartbeat_file, self._local_rank)
+            self._steps = None if steps.install() else steps
+
 
 KNOWN, STEP = "paceline/stop/known", "paceline/stop/step"  # keys of the process group's store
 LONGEST_TIMER = 10.0  # seconds; one that takes longer does not decide when the rank saves
