@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.agent import rank_failures, retry_policy
-from paceline.agent.attempt_verdict import decide_verdict
-from paceline.agent.rank_failures import Failure, RankExit, first_failure
+from paceline.agent.rank_failures import Failure, RankExit, decide_verdict, first_failure
 from paceline.contract.heartbeat_file import READY
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import read_verdict

@@ -1,21 +1,23 @@
 """One attempt, from the start of its ranks to its verdict, as one agent sees it.
 
-A single loop handles rank exits, stop requests, messages from other agents and the hang reporter.
-It ends when the ranks of this node have ended and, on the head agent, those of all other nodes; a
-member waits for the verdict of the head agent.
+A single loop handles what happens: a signal came, a rank ended, another agent sent a message
+(`MEANINGS` says what each one does), or a tick passed. It ends when the ranks of this node have
+ended and, on the head agent, those of all other nodes; a member waits for the verdict of the head
+agent.
 """
 
 from __future__ import annotations
 
+import itertools
 import select
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from operator import attrgetter
+from typing import ClassVar
 
 from paceline.agent import rank_failures
-from paceline.agent.attempt_verdict import decide_verdict
 from paceline.agent.health import hang, lingering_ranks
 from paceline.agent.health.cgroup import out_of_memory_kills
 from paceline.agent.health.hang import HangReporter
@@ -23,24 +25,24 @@ from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.health.lingering_ranks import IdleRank, LingeringRanks, has_finished
 from paceline.agent.health.separate_copies import describe_copies, runs_copies
 from paceline.agent.notify import StallNotifier
-from paceline.agent.rank_failures import Failure, RankExit
-from paceline.agent.rank_termination import Termination
-from paceline.agent.rendezvous.connected_agents import Rendezvous
+from paceline.agent.rank_failures import Failure, RankExit, decide_verdict
+from paceline.agent.rendezvous.connected_agents import Message, Rendezvous
 from paceline.agent.retry_policy import KILLED, LOST
 from paceline.agent.stop import FILE, INTERRUPT, TERM, Requests, StopRequest
-from paceline.agent.workers import fork_safety
+from paceline.agent.workers import fork_safety, process_tree
 from paceline.agent.workers.output import OutputCapture
 from paceline.agent.workers.started_ranks import Exit, Launch, StartedRanks
-from paceline.contract.claims import find_successor
 from paceline.contract.frameworks import Preset
+from paceline.contract.heartbeat_file import RUNNING
 from paceline.contract.jsonl import EventWriter
-from paceline.contract.run_folder import JobStartFolder, RunFolder
+from paceline.contract.run_folder import JobStartFolder
 from paceline.contract.verdict import FAILED
 
 TICK = 0.25  # seconds between checks of what cannot wake the loop
 # seconds; a scheduler's TERM reaches the ranks and the agent one after the other
 TERM_TIMEOUT = 1.0
-CLAIM_INTERVAL = 15.0  # seconds between two looks at who has the run folder
+# seconds; a rank that uses the runtime ends at once on SIGTERM, unless it is stuck in C
+RUNTIME_KILL_AFTER = 1.0
 OUT_OF_MEMORY = "the kernel's out-of-memory killer killed it: the job used up its memory"
 AGENT_KILLED = "its agent was killed: by the kernel, by a user, or because its node went down"
 AGENT_GONE = "its agent is gone: the node went down or lost its network connection"
@@ -111,7 +113,6 @@ class Attempt:
         # ending ranks that have finished but not exited: that is no failure
         self.ends_finished = False
         self.agent_killed = False  # that of another node
-        self.next_claim_check = 0.0
         self.framework: Preset | None = None  # of the ranks here, once they have imported one
         self.outcome: Outcome | None = None  # a member's, once the head agent has sent its verdict
 
@@ -132,27 +133,24 @@ class Attempt:
             self.events.write("independent", attempt=self.folder.number, processes=processes)
             for line in describe_copies(processes, self.launch_spec):
                 self.say(line)
-        reported = False
+        has_reported = False
         while True:
             self._wait()
             self._handle_requests()
             self._handle_exits()
             self._handle_messages()
-            self._check_claim()
-            self._check_progress()
-            self._note_framework()
-            if self.placement.is_head:
-                self.stalls.check()
-            self.termination.tick()
+            self._handle_tick()
             if self.pending or self.unexplained:
                 continue
-            if not reported:
-                reported = True
+            if not has_reported:
+                has_reported = True
                 self._report_exits()
-            if self.placement.is_head and (self._all_members_ended() or self._timed_out()):
-                return self._head_outcome()
-            if not self.placement.is_head and (self.outcome is not None or self._timed_out()):
-                return self.outcome or Outcome(FAILED)
+            outcome = self._find_outcome()
+            if outcome is not None:
+                return outcome
+
+    def _running(self) -> set[int]:
+        return set(self.rank_of) - self.ended
 
     def _wait(self) -> None:
         sources = (self.requests.fileno(), self.workers.fileno(), self.rendezvous.fileno())
@@ -164,12 +162,18 @@ class Attempt:
         poller.poll(1000 * (0.05 if busy else TICK))
         self.requests.drain()
 
+    def _handle_tick(self) -> None:
+        """Look at what gives no sign by itself."""
+        self._check_progress()
+        if self.placement.is_head:
+            self.stalls.check()
+            self._note_framework()
+        self.termination.tick()
+
     def _note_framework(self) -> None:
-        """On the head agent: record the framework that the ranks have imported, for `paceline
-        show`.
-        """
+        """Record the framework that the ranks have imported, for `paceline show`."""
         found = next(filter(None, map(self.heartbeats.read_framework, self.rank_of)), None)
-        if found is not None and found != self.framework and self.placement.is_head:
+        if found not in (None, self.framework):
             self.framework = found
             self.events.write("framework", attempt=self.folder.number, name=found.name)
 
@@ -181,20 +185,16 @@ class Attempt:
             if not self.termination.started:
                 by = "Ctrl-C" if self.requests.interrupt > 1 else "a second stop request"
                 message = f"killed immediately by {by}: nothing was saved since the last checkpoint"
+                host = self.placement.host
                 self._fail(
-                    Failure(
-                        rank_failures.INTERRUPTED,
-                        self.placement.host,
-                        message=message,
-                        time=time.time(),
-                    )
+                    Failure(rank_failures.INTERRUPTED, host, message=message, time=time.time())
                 )
             self.termination.kill_now()
         way = self._requested_way()
         if way is not None and self.stop.is_news(way):
             self._stop(self.stop.cause(way, self.launch.environ), way)
         if self.stop.requested and not self.termination.started:
-            running = set(self.rank_of) - self.ended
+            running = self._running()
             self._explain_stop(running)
             self.stop.signal_ranks(running)
             if running and self.stop.is_overdue:
@@ -210,10 +210,11 @@ class Attempt:
 
     def _stop(self, cause: str, way: int, *, received: bool = False) -> None:
         """Stop the ranks here, and tell the head agent, which tells all others."""
-        self._tell({"kind": "stop", "way": way, "cause": cause}, received=received)
+        if self.placement.is_head or not received:
+            self.rendezvous.send({"kind": "stop", "way": way, "cause": cause})
         self.stop.start(way)
         self.stop_cause = cause
-        self._explain_stop(set(self.rank_of) - self.ended)
+        self._explain_stop(self._running())
         if self.stop_cause and self.placement.is_head:
             self.say(f"stop requested ({cause}) while the ranks start")
         self.events.write("stop_requested", by=cause)
@@ -342,49 +343,22 @@ class Attempt:
             rank_exit.code > 0 and not reported
         )
 
-    def _tell(self, message: dict[str, Any], *, received: bool) -> None:
-        """Tell the head agent, which tells all others: each line once to each agent."""
-        if self.placement.is_head or not received:
-            self.rendezvous.send(message)
-
     def _fail(self, failure: Failure, *, received: bool = False) -> None:
         """Tell the head agent about the first failure here, and end the ranks. The head agent tells
         all others about the first failure of all.
         """
         self.failures.append(failure)
-        if len(self.failures) == 1:
-            message = {"kind": "failed", "failure": asdict(failure), "sent": time.time()}
-            self._tell(message, received=received)
-        self.termination.start()
-
-    def _check_claim(self) -> None:
-        """On the head agent: end ranks that train for nobody, because another job start has taken
-        the run folder over.
-
-        They commit no checkpoint any more, but would go on to write logs and metrics until they
-        come to the next one.
-        """
-        if (
-            not self.placement.is_head
-            or self.termination.started
-            or time.monotonic() < self.next_claim_check
-        ):
-            return
-        self.next_claim_check = time.monotonic() + CLAIM_INTERVAL
-        successor = find_successor(RunFolder(self.folder.path.parent), self.job_start.path.name)
-        if successor:
-            message = f"job start {successor} has taken over this run"
-            self._fail(
-                Failure(
-                    rank_failures.FENCED_OFF, self.placement.host, message=message, time=time.time()
-                )
+        if len(self.failures) == 1 and (self.placement.is_head or not received):
+            self.rendezvous.send(
+                {"kind": "failed", "failure": asdict(failure), "sent": time.time()}
             )
+        self.termination.start()
 
     def _check_progress(self) -> None:
         """Look for ranks that hang, and for ranks that linger after others have exited."""
         if self.termination.started:
             return
-        running = set(self.rank_of) - self.ended
+        running = self._running()
         hang = self.hang_reporter.check(running)
         if hang is not None:
             self._fail(hang)
@@ -396,7 +370,7 @@ class Attempt:
     def _end_lingering(self, lingering: list[IdleRank]) -> None:
         """On the head agent: end ranks that do nothing although others have exited; say why."""
         detected = time.time()
-        self.hang_reporter.dump_all_stacks(set(self.rank_of) - self.ended)
+        self.hang_reporter.dump_all_stacks(self._running())
         failure = self.lingering_ranks.failure(lingering, detected)
         if failure is not None and not self.stop.requested:
             self._fail(failure)
@@ -406,47 +380,65 @@ class Attempt:
             f"{self.folder.path}/stacks-*.txt"
         )
         self.rendezvous.send({"kind": "end"})
-        self._end_finished()
-
-    def _end_finished(self) -> None:
-        self.ends_finished = True
-        self.termination.start()
+        self._end_finished({})
 
     # -- other agents
     # ----------------------------------------------------------------------------------
 
     def _handle_messages(self) -> None:
         for message in self.rendezvous.poll():
-            kind = message.get("kind")
-            if kind == "failed":
-                failure = rank_failures.received_failure(message["failure"], sent=message["sent"])
-                self._fail(failure, received=True)
-            elif kind == "stop" and self.stop.is_news(message["way"]):
-                self._stop(message["cause"], message["way"], received=True)
-            elif kind == "exits":
-                self.member_exits[message["from"]] = [
-                    RankExit.from_json(fields, sent=message["sent"]) for fields in message["exits"]
-                ]
-            elif kind == "verdict":
-                self.outcome = Outcome(
-                    message["verdict"],
-                    restart_delay=message["restart_delay"],
-                    agent_killed=message["agent_killed"],
-                )
-            elif kind == "end":
-                self._end_finished()
-            elif kind in lingering_ranks.KINDS:
-                self.lingering_ranks.update(message)
-            elif kind == hang.REPORT:
-                self.hang_reporter.update(message)
-            elif kind == "stacks":
-                self.hang_reporter.dump_stacks(set(self.rank_of) - self.ended)
-            # Of another member: the head agent knows whether its ranks had ended before.
-            elif kind in ("lost", "left") and (self.placement.is_head or not message.get("index")):
-                self._handle_loss(
-                    message["index" if kind == "lost" else "from"],
-                    closed=message.get("closed", False),
-                )
+            meaning = self.MEANINGS.get(message.get("kind", ""))
+            if meaning is not None:
+                meaning(self, message)
+
+    def _handle_failure(self, message: Message) -> None:
+        failure = rank_failures.received_failure(message["failure"], sent=message["sent"])
+        self._fail(failure, received=True)
+
+    def _handle_stop(self, message: Message) -> None:
+        if self.stop.is_news(message["way"]):
+            self._stop(message["cause"], message["way"], received=True)
+
+    def _handle_member_exits(self, message: Message) -> None:
+        self.member_exits[message["from"]] = [
+            RankExit.from_json(fields, sent=message["sent"]) for fields in message["exits"]
+        ]
+
+    def _handle_verdict(self, message: Message) -> None:
+        self.outcome = Outcome(
+            message["verdict"],
+            restart_delay=message["restart_delay"],
+            agent_killed=message["agent_killed"],
+        )
+
+    def _end_finished(self, _: Message) -> None:
+        self.ends_finished = True
+        self.termination.start()
+
+    def _dump_stacks(self, _: Message) -> None:
+        self.hang_reporter.dump_stacks(self._running())
+
+    def _handle_departure(self, message: Message) -> None:
+        # Of another member: the head agent knows whether its ranks had ended before.
+        if self.placement.is_head or not message.get("index"):
+            index = message["index" if message["kind"] == "lost" else "from"]
+            self._handle_loss(index, closed=message.get("closed", False))
+
+    # What each message of another agent means.
+    MEANINGS: ClassVar[dict[str, Callable[[Attempt, Message], None]]] = {
+        "failed": _handle_failure,
+        "stop": _handle_stop,
+        "exits": _handle_member_exits,
+        "verdict": _handle_verdict,
+        "end": _end_finished,
+        "stacks": _dump_stacks,
+        "lost": _handle_departure,
+        "left": _handle_departure,
+        hang.REPORT: lambda self, message: self.hang_reporter.update(message),
+        **dict.fromkeys(
+            lingering_ranks.KINDS, lambda self, message: self.lingering_ranks.update(message)
+        ),
+    }
 
     def _handle_loss(self, index: int, *, closed: bool) -> None:
         if index in self.member_exits or self.outcome is not None:
@@ -471,23 +463,64 @@ class Attempt:
             {"kind": "exits", "exits": list(map(asdict, self.exits)), "sent": time.time()}, to=0
         )
 
-    def _all_members_ended(self) -> bool:
-        return len(self.member_exits) >= self.placement.count - 1
-
-    def _timed_out(self) -> bool:
-        """Return whether other agents take too long to end. While ranks still train, they never
-        do.
+    def _find_outcome(self) -> Outcome | None:
+        """Return the outcome once the head agent knows how all ranks have ended, or the others take
+        too long to end theirs.
         """
-        limit = self.launch_spec.kill_after + MEMBERS_TIMEOUT
-        return (
-            self.termination.since is not None and time.monotonic() - self.termination.since > limit
+        since, limit = self.termination.since, self.launch_spec.kill_after + MEMBERS_TIMEOUT
+        is_late = since is not None and time.monotonic() - since > limit
+        if not self.placement.is_head:
+            return Outcome(FAILED) if self.outcome is None and is_late else self.outcome
+        if len(self.member_exits) < self.placement.count - 1 and not is_late:
+            return None
+        exits = sorted(
+            [*self.exits, *itertools.chain(*self.member_exits.values())], key=attrgetter("rank")
         )
-
-    def _head_outcome(self) -> Outcome:
-        exits = [
-            *self.exits,
-            *(rank_exit for exits in self.member_exits.values() for rank_exit in exits),
-        ]
         verdict, failure = decide_verdict(self.failures, exits, stop_requested=self.stop.requested)
-        exits.sort(key=lambda rank_exit: rank_exit.rank)
         return Outcome(verdict, failure, exits, self.stop.requested, agent_killed=self.agent_killed)
+
+
+class Termination:
+    """Ends the ranks of this node: SIGTERM first, then SIGKILL to the process group of each that
+    remains.
+    """
+
+    def __init__(self, workers: StartedRanks, heartbeats: Heartbeats, *, kill_after: float) -> None:
+        self._workers = workers
+        self._heartbeats = heartbeats
+        self._kill_after = kill_after
+        self.since: float | None = None
+        self.killed: set[int] = set()  # local ranks
+
+    @property
+    def started(self) -> bool:
+        return self.since is not None
+
+    def start(self) -> None:
+        if self.since is not None:
+            return
+        self.since = time.monotonic()
+        self._heartbeats.mark_terminating()
+        for pid in self._workers.pids().values():
+            process_tree.send_signal(pid, signal.SIGTERM)
+
+    def kill_now(self) -> None:
+        """Skip the time between SIGTERM and SIGKILL."""
+        self.start()
+        self._kill_after = 0.0
+        self.tick()
+
+    def tick(self) -> None:
+        """Kill the ranks whose time is up."""
+        if self.since is None:
+            return
+        waited = time.monotonic() - self.since
+        for local_rank, pid in self._workers.pids().items():
+            uses_runtime = self._heartbeats.read(local_rank).state >= RUNNING
+            kill_after = (
+                min(self._kill_after, RUNTIME_KILL_AFTER) if uses_runtime else self._kill_after
+            )
+            if waited >= kill_after:
+                self.killed.add(local_rank)
+                process_tree.signal_group(pid, signal.SIGKILL)
+                process_tree.send_signal(pid, signal.SIGKILL)

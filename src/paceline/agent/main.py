@@ -4,22 +4,41 @@ first.
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
+import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.agent.stop import Requests
 from paceline.agent.workers import forked_ranks
 from paceline.agent.workers.zygote.start import FORKING_STYLES
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.process import die_with_parent
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import INTERRUPTED_EXIT
 from paceline.errors import LaunchError, PacelineError
 
+if TYPE_CHECKING:
+    from paceline.agent.agent import Agent
 
-def main() -> int:
+
+# What an agent imports until its ranks start; most of it only when it is needed, but while an early
+# agent imports it, nobody waits for it.
+MODULES = ("paceline.agent.agent", "paceline.staging.cleanup", "paceline.agent.workers.bootstrap")
+
+
+def main(early: Sequence[str] = ()) -> int:
+    """Run an agent. One that is started while the command line is parsed is given the descriptor of
+    a pipe, which brings the variables of its run, and its parent.
+    """
+    if early and not _await_run(*map(int, early)):
+        return 0  # the command needs no agent
     requests = Requests()  # first: from now on a signal is counted, and does not end the process
     requests.listen()
     try:
@@ -38,22 +57,37 @@ def main() -> int:
     if why_not_forked:
         agent.say(f"starting ranks as new processes instead of forking them: {why_not_forked}")
     try:
+        with agent.cleanup:
+            return _run(agent)
+    finally:
+        requests.ignore()
+
+
+def _await_run(pipe: int, parent: int) -> bool:
+    die_with_parent(parent, signal.SIGTERM)
+    for name in MODULES:
+        importlib.import_module(name)
+    with open(pipe, "rb") as file:
+        variables = file.read()
+    if variables:
+        os.environ.clear()
+        os.environ.update(json.loads(variables))
+    return bool(variables)
+
+
+def _run(agent: Agent) -> int:
+    try:
         return agent.run_to_verdict()
     except PacelineError as problem:
-        if requests.interrupt:  # it is the reason, or somebody left because of it
-            agent.cancel_start()
-            return INTERRUPTED_EXIT
-        return agent.fail(problem)
+        if not agent.requests.interrupt:
+            return agent.fail(problem)
+        agent.cancel_start()  # Ctrl-C is the reason, or somebody left because of it
+        return INTERRUPTED_EXIT
     except OSError as problem:  # this machine has no memory, descriptors or disk space left
-        agent.fail(LaunchError(f"The agent cannot continue: {problem}."))
-        return 1
+        return agent.fail(LaunchError(f"The agent cannot continue: {problem}."))
     except Exception as problem:  # a defect of ours: the run folder still says why the run ended
         traceback.print_exc()
-        agent.fail(LaunchError(f"The agent failed: {type(problem).__name__}: {problem}."))
-        return 1
-    finally:
-        agent.close()
-        requests.ignore()
+        return agent.fail(LaunchError(f"The agent failed: {type(problem).__name__}: {problem}."))
 
 
 def _read_launch_spec() -> tuple[RunFolder, LaunchSpec]:

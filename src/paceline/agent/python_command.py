@@ -17,7 +17,7 @@ _RUN_MAIN = (
     + """
 try: import paceline.{module} as it
 except ImportError: sys.path.append({root!r}); import paceline.{module} as it
-it.main(sys.argv[1:])"""
+sys.exit(it.main(sys.argv[1:]))"""
 )
 
 

@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.agent.launcher_placement import Placement
-from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.rendezvous.membership import Interrupted
 from paceline.contract import env
 from paceline.contract.files import find_own_folder, own_folder_name
@@ -42,9 +40,10 @@ class NodeData:
     fills it.
     """
 
-    def __init__(self, agent: Agent, placement: Placement, rendezvous: Rendezvous) -> None:
-        self.agent, self.placement, self.rendezvous = agent, placement, rendezvous
-        environ = agent.environ
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.placement, self.rendezvous = agent.placement, agent.rendezvous
+        environ, placement = agent.environ, agent.placement
         self.request = read_request(agent.launch_spec, environ)
         self.is_copier = 0 in placement.local_ranks
         name = f"node-{placement.node}" if placement.nodes > 1 else ""

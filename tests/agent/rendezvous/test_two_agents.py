@@ -20,6 +20,7 @@ from paceline.contract.heartbeat_file import RUNNING, SLOT, slot_offset
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, RESTART_EXIT, STOPPED, read_verdict
+from paceline.launch.local_plan import START_AGENT
 from tests.fake_torch import write_fake_torch
 
 WITHIN = 120.0  # seconds: two imports of torch on a busy machine
@@ -61,7 +62,6 @@ def all_reduce():
 all_reduce()
 print("ready", os.environ["GROUP_RANK"], address[1], flush=True)
 """
-AGENT = "import runpy; runpy.run_module('paceline.agent', run_name='__main__')"
 WRONG_CLOCK = "import time; _now = time.time; time.time = lambda: _now() + {seconds}\n"
 CLEANUP = "\ndist.destroy_process_group()\n"
 
@@ -119,7 +119,7 @@ class Pair:
                     *self.enter[index],
                     sys.executable,
                     "-c",
-                    WRONG_CLOCK.format(seconds=self.clocks[index]) + AGENT,
+                    WRONG_CLOCK.format(seconds=self.clocks[index]) + START_AGENT,
                 ],
                 env=environ,
                 text=True,

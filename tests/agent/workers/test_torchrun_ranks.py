@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import pytest
 
+from paceline.agent.attempt import Termination
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.python_command import python_command
-from paceline.agent.rank_termination import Termination
 from paceline.agent.workers.torchrun_ranks import TorchrunRanks
 
 

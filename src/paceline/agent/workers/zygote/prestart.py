@@ -88,7 +88,7 @@ class EarlyAgent:
 
         reader, self._writer = os.pipe()
         self.process = subprocess.Popen(
-            [*python_command(sys.executable, "agent.early_agent"), str(reader), str(os.getpid())],
+            [*python_command(sys.executable, "agent.main"), str(reader), str(os.getpid())],
             pass_fds=(reader, zygote),
             preexec_fn=_hold_back_interrupts,  # noqa: PLW1509 - this process has one thread
         )
