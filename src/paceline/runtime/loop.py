@@ -361,14 +361,9 @@ class Loop:
 
     def evaluate(self, loader: Any) -> Generator[Any, None, None]:
         self._boundary.begin_evaluation()
-        metrics = self._boundary.metrics
         for batch in loader:
-            if loader.had_empty:  # already now: the script may log inside its loop
-                metrics.note_empty_evaluation(self.step)
             yield batch
             self._boundary.after_forward(self.step, in_a_step=self.micro is not None)
-        if loader.had_empty:
-            metrics.note_empty_evaluation(self.step)
 
     def _iterate(self, micros: Iterator[MicroBatch], limit: int, uniform: bool) -> Iterator[Any]:
         gradients, boundary, weighted = self._gradients, self._boundary, self.weighted

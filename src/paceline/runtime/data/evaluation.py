@@ -95,7 +95,6 @@ class MapEvaluationLoader:
                 collate_fn=data.collate,
                 **data.options,
             )
-        self.had_empty = False  # whether this rank got an empty batch in the last pass
         self._tensors = tensors
         self._samples = -1  # in the last pass
 
@@ -117,7 +116,6 @@ class MapEvaluationLoader:
         order = self._draw_order()
         check_same_order(order, self.identity, self.group)
         slices = self._slices(order)
-        self.had_empty = not all(part.count for part in slices) or not slices
         if not slices:
             return
         batches = self.source.batches(order, iter(slices), 0)
@@ -153,15 +151,12 @@ class StreamEvaluationLoader:
             **data.options,
             **options,
         )
-        self.had_empty = False  # whether this rank got an empty batch in the last pass
 
     def count_batches(self) -> None:
         """A stream has no length."""
 
     def __iter__(self) -> Iterator[Any]:
-        self.had_empty = True  # until it gets a batch at all
-        for number, micro in enumerate(self.loader.micro_batches(0, 0)):
-            self.had_empty = not micro.count or (self.had_empty and number > 0)
+        for micro in self.loader.micro_batches(0, 0):
             yield micro.data
 
     def close(self) -> None:

@@ -5,12 +5,11 @@ it. At each consensus of the ranks (a few times a second) a batch of logged numb
 stage:
 
     logged  →  copied from the device  →  names compared  →  reduced (`reduction`)  →  written
-    (`line_format`)
 
 Ranks must log the same names for the same steps. If they do not (`if run.rank == 0: run.log(...)`),
-rank 0's own numbers are written, and its log says once which names differ. Text on one rank and a
-number on another is an error. How fast the run trains is always added up over all ranks, whoever
-logs. Sinks for each rank's own numbers (`own`) get them before they are reduced.
+rank 0's own numbers are written, and its log says once which names differ. How fast the run trains
+is always added up over all ranks, whoever logs. Sinks for each rank's own numbers (`own`) get them
+before they are reduced.
 
 Numbers of a step are averaged over its micro-steps, but not a learning rate: the last one is
 written for the step.
@@ -18,6 +17,8 @@ written for the step.
 
 from __future__ import annotations
 
+import functools
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -30,8 +31,7 @@ from paceline.contract.jsonl import LineWriter
 from paceline.contract.run_folder import ALONE
 from paceline.errors import UsageError
 from paceline.runtime.console import format_ranks, note
-from paceline.runtime.metrics.line_format import LineFormatter
-from paceline.runtime.metrics.reduction import Batch, Entry
+from paceline.runtime.metrics.reduction import Batch, Entry, Row
 from paceline.runtime.metrics.throughput import Rates, ThroughputCounter
 
 RESERVED = frozenset(
@@ -75,21 +75,11 @@ class Metrics:
         self._group = group
         self._rank = rank
         self._entries: list[Entry] = []
-        self._has_text = False
         self._offered: Batch | None = None  # its schema is being compared
         # without other ranks: its numbers are on their way from the device
         self._arriving: Batch | None = None
         self._reducing: Batch | None = None
         self._warned_mismatch = False
-        self._empty_steps: set[int] = set()  # whose evaluation gave this rank an empty batch
-        self._explained_nan = False
-
-    def note_empty_evaluation(self, step: int) -> None:
-        """Remember that an evaluation after this step gave this rank an empty batch: a mean over
-        it is NaN.
-        """
-        # whether it is logged after the step, or inside the next one
-        self._empty_steps |= {step, step + 1}
 
     def log(self, step: int, epoch: int, weight: float, values: dict[str, Any]) -> None:
         if not RESERVED.isdisjoint(values):
@@ -103,7 +93,6 @@ class Metrics:
                 kind = type(value)
             if kind is not float and kind is not int:
                 values[name] = value = given if kind is str else _scalar(name, value)
-                self._has_text |= type(value) is str
             elif kind is int and not -LARGEST <= value <= LARGEST:
                 raise _too_large(name)
         self._entries.append((step, epoch, weight, time.time(), values))
@@ -129,23 +118,16 @@ class Metrics:
 
     # -- stages, one per consensus ---------------------------------------------------------------
 
-    def offer(self) -> tuple[float, float]:
-        """Close the current batch, and return its schemas for the consensus that is launched
-        now.
-        """
+    def offer(self) -> float:
+        """Close the current batch, and return its schema for the consensus that is launched now."""
         assert self._offered is None
         processed = self.throughput.take() if self._entries else None
-        self._offered = Batch(
-            self._entries, alone=self._group is None, has_text=self._has_text, processed=processed
-        )
-        self._entries, self._has_text = [], False
-        return float(self._offered.schema), float(self._offered.text_schema)
+        self._offered = Batch(self._entries, alone=self._group is None, processed=processed)
+        self._entries = []
+        return float(self._offered.schema)
 
-    def advance(self, *, same: bool = True, same_texts: bool = True) -> None:
-        """After a consensus, write the previous batch and start reducing the offered one.
-
-        Raises UsageError if a name has text on one rank and a number on another.
-        """
+    def advance(self, *, same: bool = True) -> None:
+        """After a consensus, write the previous batch and start reducing the offered one."""
         if self._arriving is not None:
             arrived, self._arriving = self._arriving, None
             self._fold(arrived)
@@ -154,10 +136,10 @@ class Metrics:
             self._write(self._reducing)
             self._reducing = None
         batch, self._offered = self._offered, None
-        if batch is not None and not (same_texts and (same or self._warned_mismatch)):
-            self._compare_names(batch)
         if batch is None or (same and not batch.entries):
             return
+        if not same and not self._warned_mismatch:
+            self._warn_of_mismatch(batch)
         if batch.processed is None:  # other ranks have logged: the rates are those of all ranks
             batch.processed = self.throughput.take()
         # waiting would leave the device without work
@@ -173,18 +155,18 @@ class Metrics:
 
     def _fold(self, batch: Batch) -> None:
         batch.fold()
-        if self._empty_steps:
-            batch.ranks_without_samples = int(batch.find_nan(self._empty_steps) is not None)
-        self._write_own(batch)
+        if self._own and batch.rows:
+            text = self._own_format.lines(batch, batch.means())
+            for sink in self._own:
+                sink.append(text)
 
-    def _compare_names(self, batch: Batch) -> None:
-        """Find out what differs. Waits for all ranks: they all know that something does."""
-        kinds: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(kinds, batch.kinds(), group=self._group)
-        difference = describe_difference(kinds)
-        if not self._warned_mismatch and self._rank == 0:
-            note(f"ranks log different {difference}; writing rank 0's own numbers")
+    def _warn_of_mismatch(self, batch: Batch) -> None:
+        """Say what differs. Waits for all ranks: they all know that something does."""
         self._warned_mismatch = True
+        found: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(found, batch.names(), group=self._group)
+        if self._rank == 0:
+            note(f"ranks log different {describe_difference(found)}; writing rank 0's own numbers")
 
     @property
     def writes(self) -> bool:
@@ -214,8 +196,7 @@ class Metrics:
                 self._write(reducing, is_alone=True)
             for batch in (arriving, offered, Batch(entries, alone=True)):
                 if batch is not None and batch.entries and batch.arrives(within=within):
-                    batch.fold()
-                    self._write_own(batch)
+                    self._fold(batch)
                     self._write(batch, is_alone=True)
         except RuntimeError:
             # the device itself has failed: its numbers are lost, but the first error must stay
@@ -233,50 +214,13 @@ class Metrics:
             self._lines.append(
                 self._format.lines(batch, means, is_alone=is_alone and self._group is not None)
             )
-            if batch.ranks_without_samples and not self._explained_nan:
-                self._explain_nan(batch)
-
-    def _explain_nan(self, batch: Batch) -> None:
-        step, name = batch.find_nan() or (0, "")
-        size = dist.get_world_size(self._group) if self._group is not None else 1
-        note(
-            f"{name} is nan at step {step}: in the evaluation, {batch.ranks_without_samples} of "
-            f"{size} ranks had a "
-            "batch without samples, and the mean over no samples is nan. Add up sums and counts, "
-            "or use "
-            "run.mean(loss, weight=samples)"
-        )
-        self._explained_nan = True
-
-    def _write_own(self, batch: Batch) -> None:
-        if self._own and batch.rows:
-            text = self._own_format.lines(batch, batch.means())
-            for sink in self._own:
-                sink.append(text)
 
 
-def describe_difference(kinds: list[dict[str, set[str]]]) -> str:
-    """Describe how the names of the ranks differ. Raises UsageError for text on one rank and a
-    number on another.
-    """
-    names = dict.fromkeys(name for each in kinds for name in each)
-    for name in names:
-        found = {
-            rank: " and ".join(sorted(each[name]))
-            for rank, each in enumerate(kinds)
-            if name in each
-        }
-        first = min(found)
-        for rank, kind in found.items():
-            if kind != found[first]:
-                raise UsageError(
-                    f"run.log({name}=...) got {found[first]} on rank {first}, but {kind} on rank "
-                    f"{rank}.",
-                    hint="Log the same kind of value on all ranks.",
-                )
-    for name in names:
-        found_on = [rank for rank, each in enumerate(kinds) if name in each]
-        if len(found_on) < len(kinds):
+def describe_difference(names: list[set[str]]) -> str:
+    """Describe how the names that ranks have logged differ."""
+    for name in sorted(set().union(*names)):
+        found_on = [rank for rank, each in enumerate(names) if name in each]
+        if len(found_on) < len(names):
             return f"names ({name!r} only on {format_ranks(found_on)})"
     return "steps"
 
@@ -300,40 +244,74 @@ def _scalar(name: str, value: Any) -> Any:
     """Return a copy: later changes in place (a CUDA graph's output, a running sum) must not affect
     it.
     """
-    what, hint = f"a {type(value).__name__}", "Log numbers, tensors of one element, or text."
-    number: Any = None
+    number = value
     if isinstance(value, torch.Tensor):
-        if type(value) is not torch.Tensor and hasattr(value, "full_tensor"):
-            value = value.full_tensor()
-        if value.numel() != 1:
-            what, hint = (
-                f"a tensor of shape {tuple(value.shape)}",
-                "Take the mean or the sum first.",
-            )
-        elif value.is_complex() or value.is_meta:
-            what = f"a tensor of {value.dtype} on {value.device}"
-        else:
-            number = value.item() if value.is_cpu else value.detach().clone()
-    elif getattr(value, "shape", ()) and getattr(value, "size", 1) != 1:
-        what, hint = (
-            f"a {type(value).__name__} of shape {tuple(value.shape)}",
-            "Take the mean or the sum first.",
-        )
-    elif hasattr(value, "item"):
+        value = value.full_tensor() if hasattr(value, "full_tensor") else value
+        if value.numel() == 1 and not value.is_complex() and not value.is_meta:
+            if not value.is_cpu:
+                return value.detach().clone()
+            number = value.item()
+    elif hasattr(value, "item") and getattr(value, "size", 1) == 1:
         number = value.item()
-    elif isinstance(value, (int, float, str)):
-        number = value
-    elif isinstance(value, dict):
-        hint = "Log its items: run.log(**values)."
-    elif value is None:
-        what, hint = "None", "Leave it out until there is a value."
     for kind in (bool, int, float, str):
         if isinstance(number, kind):  # also their subclasses, such as an IntEnum
             if isinstance(number, int) and not -LARGEST <= number <= LARGEST:
                 raise _too_large(name)
             return int(number) if kind is bool else kind(number)
-    if isinstance(number, torch.Tensor):
-        return number
+    shape = getattr(value, "shape", None)
+    what = type(value).__name__ if not shape else f"{type(value).__name__} of shape {tuple(shape)}"
     raise UsageError(
-        f"run.log({name}=...) got {what}, but takes single numbers and text.", hint=hint
+        f"run.log({name}=...) got a {what}, but takes single numbers and text.",
+        hint="Take the mean or the sum first, or log its items: run.log(**values).",
     )
+
+
+MARK = f', "{ALONE}": "rank 0"'
+
+
+class LineFormatter:
+    """Writes rows as lines of JSON. The lines of a batch have the same rates: those of the steps
+    since the last one.
+    """
+
+    def __init__(self, throughput: Rates) -> None:
+        self.rates: dict[str, float] = {}  # of the newest lines that have any
+        self._throughput = throughput
+
+    def lines(
+        self, batch: Batch, means: dict[int, dict[str, float]], *, is_alone: bool = False
+    ) -> str:
+        """Return the lines of a batch. With `is_alone`, they are rank 0's share, say so, and have
+        no rates.
+        """
+        if is_alone:
+            return "".join(
+                [_line(step, row, means[step], {ALONE: MARK}) for step, row in batch.rows.items()]
+            )
+        rates = self._throughput.of(batch.amounts, batch.ranks) if batch.amounts is not None else {}
+        if rates:
+            self.rates = rates = rates | self._throughput.memory()
+        texts = {
+            name: f', "{name}": {value:.6g}' for name, value in rates.items() if value - value == 0
+        }
+        return "".join([_line(step, row, means[step], texts) for step, row in batch.rows.items()])
+
+
+def _line(step: int, row: Row, means: dict[str, float], rates: dict[str, str]) -> str:
+    """Format one line by hand: at thousands of steps a second, `json.dumps` would be noticeable."""
+    line = f'{{"step": {step}, "epoch": {row.epoch}, "time": {row.time:.6f}'
+    # A number that the script itself logs under one of these names comes first.
+    line += "".join([text for name, text in rates.items() if name not in means])
+    for name, value in means.items():
+        # NaN and infinities are not JSON, and every line must be valid.
+        line += (
+            f", {_quoted(name)}: {value}" if value - value == 0 else f', {_quoted(name)}: "{value}"'
+        )
+    for name, text in (row.texts or {}).items():
+        line += f", {_quoted(name)}: {json.dumps(text)}"
+    return line + "}\n"
+
+
+@functools.lru_cache(maxsize=1024)
+def _quoted(name: str) -> str:
+    return json.dumps(name)

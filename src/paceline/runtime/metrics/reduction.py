@@ -7,7 +7,6 @@ import math
 import re
 import time
 import zlib
-from collections.abc import Container
 from itertools import islice
 from typing import Any
 
@@ -93,14 +92,7 @@ class Row:
 class Batch:
     """Rows that are reduced together."""
 
-    def __init__(
-        self,
-        entries: list[Entry],
-        *,
-        alone: bool,
-        has_text: bool = False,
-        processed: Work | None = None,
-    ) -> None:
+    def __init__(self, entries: list[Entry], *, alone: bool, processed: Work | None = None) -> None:
         self.entries = entries
         # what `ranks` ranks have processed; known once it is folded
         self.amounts: Amounts | None = None
@@ -117,29 +109,23 @@ class Batch:
         self._reduced = torch.empty(0)
         self._has_numbers_of_all = False
         self.work: Any = None
-        # ranks with NaN after an evaluation that gave them an empty batch
-        self.ranks_without_samples = 0
         # A hash of steps, names and kinds, which all ranks must share for their numbers to be
-        # reduced; and one of the names that have text.
-        self.schema = self.text_schema = 0
+        # reduced.
+        self.schema = 0
         if not alone:
-            names = [f"{entry[0]} {' '.join(entry[4])}" for entry in entries]
-            if has_text:
-                texts = [
-                    " ".join(name for name in entry[4] if type(entry[4][name]) is str)
-                    for entry in entries
-                ]
-                names += texts
-                self.text_schema = zlib.crc32(" ".join(sorted({*" ".join(texts).split()})).encode())
-            self.schema = zlib.crc32("\n".join(names).encode()) * 65536 + len(entries) % 65536
+            described = []
+            for step, _, _, _, values in entries:
+                texts = [name for name, value in values.items() if type(value) is str]
+                described.append(f"{step} {' '.join(values)} {texts}")
+            self.schema = zlib.crc32("\n".join(described).encode()) * 65536 + len(entries) % 65536
 
-    def kinds(self) -> dict[str, set[str]]:
-        """Return what was logged under each name: "text", "a number", or both."""
-        found: dict[str, set[str]] = {}
-        for entry in self.entries:
-            for name, value in entry[4].items():
-                found.setdefault(name, set()).add("text" if type(value) is str else "a number")
-        return found
+    def names(self) -> set[str]:
+        """Return the names that were logged, and which of them are text."""
+        return {
+            f"{name} (text)" if type(value) is str else name
+            for entry in self.entries
+            for name, value in entry[4].items()
+        }
 
     @property
     def is_on_its_way(self) -> bool:
@@ -187,7 +173,6 @@ class Batch:
         flat: list[float] = list(self.amounts)
         self._has_numbers_of_all = same_names
         if same_names:
-            flat.append(self.ranks_without_samples)
             for row in self.rows.values():
                 flat += row.sums.values()
                 flat += row.weights.values()
@@ -203,19 +188,9 @@ class Batch:
         numbers = iter(self._reduced.tolist())
         self.amounts = Amounts(*islice(numbers, len(Amounts._fields)))
         if self._has_numbers_of_all:
-            self.ranks_without_samples = int(next(numbers))
             for row in self.rows.values():
                 row.sums = {name: next(numbers) for name in row.sums}
                 row.weights = {name: next(numbers) for name in row.weights}
-
-    def find_nan(self, steps: Container[int] | None = None) -> tuple[int, str] | None:
-        """Return the first step and name with NaN, of these steps if given."""
-        for step, row in self.rows.items():
-            if steps is None or step in steps:
-                for name, total in row.sums.items():
-                    if math.isnan(total):
-                        return step, name
-        return None
 
     def means(self) -> dict[int, dict[str, float]]:
         """Return the means of each step."""

@@ -25,12 +25,10 @@ from paceline.runtime.step_boundary.stop_consensus import (
     MINUS_BAD_STEP,
     MINUS_BATCH,
     MINUS_SCHEMA,
-    MINUS_TEXTS,
     SAVE,
     SCHEMA,
     SIZE,
     STOP,
-    TEXTS,
     StopConsensus,
     Stopped,
     StopSignals,
@@ -321,7 +319,7 @@ class Boundary:
 
     def _launch_consensus(self) -> None:
         self.replicas.advance()
-        schema, texts = self.metrics.offer()
+        schema = self.metrics.offer()
         values = [0.0] * (SIZE + self.stragglers.slots)
         own = 0.0
         if self.stragglers.on:
@@ -330,7 +328,6 @@ class Boundary:
         values[STOP] = float(self.signals.requested or self.heartbeat.stop_requested)
         values[SAVE] = float(self.checkpoint_schedule.due_by_time())
         values[SCHEMA], values[MINUS_SCHEMA] = schema, -schema
-        values[TEXTS], values[MINUS_TEXTS] = texts, -texts
         values[MINUS_BAD_STEP] = self.loss_check.advance()
         batch = self.first_batch() if self.first_batch is not None else None
         values[BATCH], values[MINUS_BATCH] = (
@@ -341,10 +338,7 @@ class Boundary:
     def _apply(self, reduced: list[float]) -> None:
         """Act on what the ranks agreed on."""
         self.loss_check.check_consensus(reduced[MINUS_BAD_STEP])
-        self.metrics.advance(
-            same=reduced[SCHEMA] == -reduced[MINUS_SCHEMA],
-            same_texts=reduced[TEXTS] == -reduced[MINUS_TEXTS],
-        )
+        self.metrics.advance(same=reduced[SCHEMA] == -reduced[MINUS_SCHEMA])
         if self.first_batch is not None and reduced[BATCH] < math.inf:  # all ranks have one
             self.first_batch = None
             if reduced[BATCH] == -reduced[MINUS_BATCH] and self.checkpoint_schedule.rank == 0:

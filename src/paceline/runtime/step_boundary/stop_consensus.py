@@ -30,19 +30,8 @@ INTERVAL = 0.4
 SLOW_STEP = 2.0
 
 # Positions of the reduced values. MAX over ranks; a minimum is the maximum of the negative.
-(
-    STOP,
-    SAVE,
-    SECONDS,
-    SCHEMA,
-    MINUS_SCHEMA,
-    TEXTS,
-    MINUS_TEXTS,
-    MINUS_BAD_STEP,
-    BATCH,
-    MINUS_BATCH,
-) = range(10)
-SIZE = 10
+(STOP, SAVE, SECONDS, SCHEMA, MINUS_SCHEMA, MINUS_BAD_STEP, BATCH, MINUS_BATCH) = range(8)
+SIZE = 8
 NO_BAD_STEP = -math.inf
 
 
