@@ -24,7 +24,7 @@ _NAMES = {
     "count_flops": "paceline.runtime.training.flops",
     "read_identity": "paceline.runtime.distributed.identity",
     "report": "paceline.runtime.metrics.report",
-    "seed_everything": "paceline.runtime.randomness.seeds",
+    "seed_everything": "paceline.runtime.randomness",
     "session": "paceline.runtime.session",
     "spawn": "paceline.runtime.distributed.spawn",
     "start": "paceline.runtime.start",
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from paceline.runtime.distributed.identity import read_identity as read_identity
     from paceline.runtime.distributed.spawn import spawn as spawn
     from paceline.runtime.metrics.report import report as report
-    from paceline.runtime.randomness.seeds import seed_everything as seed_everything
+    from paceline.runtime.randomness import seed_everything as seed_everything
     from paceline.runtime.run import Run as Run
     from paceline.runtime.session import session as session
     from paceline.runtime.start import start as start

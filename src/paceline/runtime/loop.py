@@ -12,9 +12,9 @@ from typing import Any
 
 from paceline.contract import process
 from paceline.errors import UsageError
+from paceline.runtime import randomness
 from paceline.runtime.console import note
 from paceline.runtime.data.sample_assignment import MicroBatch
-from paceline.runtime.randomness import generator_states
 from paceline.runtime.resumable_iterable import PlainLoader
 from paceline.runtime.step_boundary.boundary import Boundary
 from paceline.runtime.step_boundary.stop_consensus import Completed, Stopped
@@ -104,7 +104,7 @@ class Loop:
         """Continue from a checkpoint."""
         self.step, self.epoch, self._first_step = step, epoch, step
         self._resumed = {"loop": 0, "loader": None, "left": False, **position}
-        self._generators = generator_states.capture()
+        self._generators = randomness.capture()
 
     def position(self) -> dict[str, Any]:
         """Return which loop of the epoch this is, and where it is if its loader has no state of
@@ -323,7 +323,7 @@ class Loop:
         """
         generators, self._generators = self._generators, None
         if done and generators is not None:
-            generator_states.restore(generators)
+            randomness.restore(generators)
 
     def _run(
         self, loader: Any, epoch: int, *, done: int, total: int | None, limit: int

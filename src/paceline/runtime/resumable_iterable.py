@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from paceline.errors import CheckpointError
+from paceline.runtime import randomness
 from paceline.runtime.checkpoint.shares import digest_state
 from paceline.runtime.console import note
 from paceline.runtime.data.sample_assignment import MicroBatch
@@ -26,7 +27,6 @@ from paceline.runtime.data.sample_order import (
     set_generator_state,
 )
 from paceline.runtime.data.transfer import map_tensors, transfer_batch
-from paceline.runtime.randomness import generator_states
 
 _END = object()
 _COMPARED = 256  # elements of each tensor of the first batch
@@ -200,7 +200,7 @@ class PlainLoader:
             self._start_workers()
         self._reuses_workers = getattr(self._iterable, "_iterator", None) is not None
         self._began, self._own = (
-            generator_states.capture(),
+            randomness.capture(),
             [get_generator_state(each) for each in own_generators(self._iterable)],
         )
         iterator = iter(self._iterable)
@@ -230,9 +230,9 @@ class PlainLoader:
             self._start_workers()
         # The restored generators include what the skipped batches drew, so they must not draw
         # again.
-        now = generator_states.capture()
+        now = randomness.capture()
         if same_ranks:
-            generator_states.restore(self._began)
+            randomness.restore(self._began)
             for generator, saved in zip(own_generators(self._iterable), self._own, strict=False):
                 set_generator_state(generator, saved)
         iterator = iter(self._iterable)
@@ -243,7 +243,7 @@ class PlainLoader:
                 self._complain("yields different batches than before")
         if skipped < self._taken and same_ranks:
             self._complain(f"ends after {skipped} batches, but {self._taken} were trained on")
-        generator_states.restore(now)
+        randomness.restore(now)
         return iterator
 
     def _start_workers(self) -> None:
@@ -257,9 +257,9 @@ class PlainLoader:
         ):
             return
         own = own_generators(self._iterable)
-        now, states = generator_states.capture(), [get_generator_state(each) for each in own]
+        now, states = randomness.capture(), [get_generator_state(each) for each in own]
         iter(self._iterable)
-        generator_states.restore(now)
+        randomness.restore(now)
         for generator, state in zip(own, states, strict=True):
             set_generator_state(generator, state)
 

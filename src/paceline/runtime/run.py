@@ -31,7 +31,7 @@ from paceline.runtime.loop_batches import LoopBatches
 from paceline.runtime.lr_scale import LrScale, scale_factor
 from paceline.runtime.metrics.report import TrialReporter
 from paceline.runtime.paths import Paths
-from paceline.runtime.randomness.seeds import derive_seed, seed_everything, seed_rank
+from paceline.runtime.randomness import derive_seed, seed_everything, seed_rank
 from paceline.runtime.resumable_iterable import PlainLoader
 from paceline.runtime.settings import Params, Settings
 from paceline.runtime.step_boundary.boundary import Boundary

@@ -26,7 +26,7 @@ from paceline.runtime.metrics.progress_bar import ProgressBar
 from paceline.runtime.metrics.report import TrialReporter
 from paceline.runtime.metrics.throughput import Rates, peak_flops
 from paceline.runtime.paths import Paths
-from paceline.runtime.randomness.seeds import seed_everything
+from paceline.runtime.randomness import seed_everything
 from paceline.runtime.run import Run
 from paceline.runtime.settings import Params, Settings
 from paceline.runtime.step_boundary.boundary import Boundary

@@ -14,7 +14,7 @@ from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.data.loader_selection import make_loader
 from paceline.runtime.data.map_loader import MapLoader
 from paceline.runtime.distributed.identity import Identity
-from paceline.runtime.randomness.seeds import derive_seed, seed_everything
+from paceline.runtime.randomness import derive_seed, seed_everything
 from tests.runtime.data.datasets import Counting, Noisy
 
 

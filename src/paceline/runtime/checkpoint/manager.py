@@ -23,6 +23,7 @@ from paceline.contract.checkpoint import (
     list_checkpoints,
 )
 from paceline.errors import CheckpointError, UsageError
+from paceline.runtime import randomness
 from paceline.runtime.checkpoint import restore, retention, shares, state_tree, writer
 from paceline.runtime.checkpoint.folder_lock import FolderLock
 from paceline.runtime.checkpoint.initial_weights import load_weights
@@ -32,7 +33,6 @@ from paceline.runtime.checkpoint.retention import RetentionPolicy
 from paceline.runtime.checkpoint.save_buffer import ImageCache
 from paceline.runtime.checkpoint.sharded import state as sharded
 from paceline.runtime.checkpoint.writer import SaveTask
-from paceline.runtime.randomness import generator_states
 
 log = logging.getLogger("paceline")
 
@@ -238,7 +238,7 @@ class CheckpointManager:
         image = self._images.get(states.tensors)
         ready = image.fill(states.tensors)
         self._saves += 1
-        rng_tree = state_tree.encode(generator_states.capture(), "rng", state_tree.store_inline)
+        rng_tree = state_tree.encode(randomness.capture(), "rng", state_tree.store_inline)
         task = SaveTask(
             folder=self.folder,
             step=step,

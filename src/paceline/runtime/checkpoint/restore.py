@@ -12,12 +12,12 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from paceline.errors import CheckpointError
+from paceline.runtime import randomness
 from paceline.runtime.checkpoint import state_tree
 from paceline.runtime.checkpoint.reader import CheckpointReader
 from paceline.runtime.checkpoint.sharded import state as sharded
 from paceline.runtime.checkpoint.state_tree import METADATA_KEY
-from paceline.runtime.randomness import generator_states
-from paceline.runtime.randomness.seeds import seed_rank
+from paceline.runtime.randomness import seed_rank
 
 MAX_KEYS_SHOWN = 3  # in an error
 LAZY = (UninitializedParameter, UninitializedBuffer)
@@ -86,9 +86,7 @@ def load(reader: CheckpointReader, objects: Mapping[str, Any], options: Options)
         seed_rank(seed=options.seed, step=reader.marker.step, rank=rank // tensor)
     else:
         with _explain_errors("the random generators"):
-            generator_states.restore(
-                state_tree.decode(states[data_rank]["rng"], state_tree.fetch_inline)
-            )
+            randomness.restore(state_tree.decode(states[data_rank]["rng"], state_tree.fetch_inline))
 
 
 def _choose_objects(

@@ -17,7 +17,7 @@ from paceline.runtime.data.sample_order import EpochOrder
 from paceline.runtime.data.seeded_dataset import PaddingKey, SeededDataset
 from paceline.runtime.data.transfer import transfer_batches
 from paceline.runtime.data.worker_lifetime import WorkerPool, make_worker_init
-from paceline.runtime.randomness.seeds import derive_seed, preserve_host_rng
+from paceline.runtime.randomness import derive_seed, preserve_host_rng
 
 
 class Source(Protocol):

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from paceline.errors import UsageError
 from paceline.runtime.distributed.identity import Identity
-from paceline.runtime.randomness.seeds import derive_seed, preserve_host_rng, seed_host
+from paceline.runtime.randomness import derive_seed, preserve_host_rng, seed_host
 
 NESTED_SAMPLERS = ("sampler", "batch_sampler", "data_source", "dataset")
 

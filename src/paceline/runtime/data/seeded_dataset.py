@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch.utils.data import Dataset, Subset
 
-from paceline.runtime.randomness.seeds import derive_seed, host_state, seed_host
+from paceline.runtime.randomness import derive_seed, host_state, seed_host
 
 T = TypeVar("T")
 

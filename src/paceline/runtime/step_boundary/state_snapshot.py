@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from paceline.runtime.randomness import generator_states
+from paceline.runtime import randomness
 from paceline.runtime.training.checksum import Checksum, is_comparable
 
 MAX_COPY = 1 << 20  # bytes of tensors; larger states are not copied
@@ -29,7 +29,7 @@ class Snapshot:
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._objects = dict(objects)
-        self._rng = generator_states.capture()
+        self._rng = randomness.capture()
         self._small = _small_states(self._objects)
         self._weights = _checksum(_weights(self._objects, self._small))
         self._buffers = _checksum(_buffers(self._objects))
@@ -55,7 +55,7 @@ class Snapshot:
                     group.update(saved)
             else:
                 stateful.load_state_dict(state)
-        generator_states.restore(self._rng)
+        randomness.restore(self._rng)
 
     @contextmanager
     def restored(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from torch import nn
 
 from paceline.errors import UsageError
 from paceline.runtime.checkpoint.sharded.state import distribute
-from paceline.runtime.randomness.seeds import derive_seed, preserve_host_rng, seed_host
+from paceline.runtime.randomness import derive_seed, preserve_host_rng, seed_host
 
 MAX_NAMES_SHOWN = 5  # in an error
 

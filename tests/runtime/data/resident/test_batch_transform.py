@@ -17,7 +17,7 @@ from paceline.runtime.data.loader_selection import make_loader
 from paceline.runtime.data.map_loader import MapLoader
 from paceline.runtime.data.resident.batch_transform import SampleRandom
 from paceline.runtime.distributed.identity import Identity
-from paceline.runtime.randomness.seeds import preserve_host_rng
+from paceline.runtime.randomness import preserve_host_rng
 
 IMAGES = torch.randint(
     256, (53, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)

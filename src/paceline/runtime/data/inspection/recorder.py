@@ -15,7 +15,7 @@ import torch
 
 from paceline.contract.rank_records import Items, LoaderFacts, Record, record_path, write_record
 from paceline.runtime.distributed.identity import read_identity
-from paceline.runtime.randomness.seeds import seed_host
+from paceline.runtime.randomness import seed_host
 
 COMPARED_ITEMS = 8  # at the beginning of a map-style dataset
 

@@ -18,7 +18,7 @@ import torch
 from paceline.errors import UsageError
 from paceline.runtime.console import note
 from paceline.runtime.data.transfer import map_tensors
-from paceline.runtime.randomness.seeds import derive_seed, host_state
+from paceline.runtime.randomness import derive_seed, host_state
 
 WARM_UP = 3  # calls before the capture, in which kernels may compile
 

@@ -18,7 +18,7 @@ from paceline.runtime.data.sample_assignment import Slice
 from paceline.runtime.data.sample_order import EpochOrder
 from paceline.runtime.data.seeded_dataset import SeededDataset
 from paceline.runtime.data.transfer import map_tensors, transfer_batches
-from paceline.runtime.randomness.seeds import preserve_host_rng
+from paceline.runtime.randomness import preserve_host_rng
 
 WORKER_OPTIONS = ("worker_init_fn", "multiprocessing_context", "prefetch_factor", "timeout")
 

@@ -19,7 +19,7 @@ from torch.utils.data._utils import worker
 
 from paceline.runtime.data.streams.webdataset import SeededPipeline
 from paceline.runtime.distributed.identity import Identity, read_identity
-from paceline.runtime.randomness.seeds import derive_seed, seed_host
+from paceline.runtime.randomness import derive_seed, seed_host
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from paceline.runtime.data.streams.webdataset import SeededPipeline, check_not_m
 from paceline.runtime.data.transfer import to_device, transfer_batch
 from paceline.runtime.data.worker_lifetime import WorkerPool, make_worker_init
 from paceline.runtime.distributed.identity import Identity, read_identity
-from paceline.runtime.randomness.seeds import preserve_host_rng
+from paceline.runtime.randomness import preserve_host_rng
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from paceline.errors import UsageError
 from paceline.runtime.distributed.identity import Identity
-from paceline.runtime.randomness.seeds import derive_seed
+from paceline.runtime.randomness import derive_seed
 
 RANK_SPLITTERS = ("split_by_node", "single_node_only")
 WORKER_SPLITTERS = ("split_by_worker",)

@@ -1,8 +1,10 @@
-"""Seeds, and the generators of the host: Python's, NumPy's and torch's on the CPU."""
+"""Seeds, and the generators of a rank: Python's, NumPy's, torch's, and its GPU's.
+
+Those of the host (all but the GPU's) are what datasets use.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import sys
@@ -74,13 +76,7 @@ def seed_everything(seed: int, deterministic: bool = False) -> None:
 
 def seed_rank(*, seed: int, step: int, rank: int) -> None:
     """Seed all generators for this rank and step, as a resume with another number of ranks does."""
-    digest = hashlib.blake2b(f"{seed}/{step}/{rank}".encode(), digest_size=8).digest()
-    number = int.from_bytes(digest, "little") >> 1
-    random.seed(number)
-    torch.manual_seed(number)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(number % (1 << 32))
+    seed_everything(derive_seed(seed, step, rank))
 
 
 def host_state() -> tuple[Any, ...]:
@@ -89,3 +85,25 @@ def host_state() -> tuple[Any, ...]:
     numpy_state = () if numpy is None else numpy.random.get_state()
     arrays = [each.tobytes() if hasattr(each, "tobytes") else each for each in numpy_state]
     return random.getstate(), torch.default_generator.get_state().numpy().tobytes(), arrays
+
+
+def capture() -> dict[str, Any]:
+    """Return the state of all generators as a tree of plain values and small tensors."""
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        state["numpy"] = numpy.random.get_state(legacy=True)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state:
+        import numpy
+
+        numpy.random.set_state(state["numpy"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

@@ -1,1 +1,0 @@
-"""Seeds, and the states of random number generators."""
