@@ -18,7 +18,7 @@ for name in (
     "paceline.runtime.session",
     "paceline.runtime.start",
     "paceline.runtime.checkpoint.manager",
-    "paceline.runtime.proof.start",
+    "paceline.runtime.proof.patches",
     "paceline.runtime.training.ddp",
     "paceline.runtime.training.fsdp",
     "paceline.runtime.training.wrap",

@@ -20,7 +20,7 @@ OTHER_DRAWS = "other random numbers"  # a change, too: of what the forward pass 
 DRAWS = "draws"
 
 # an agent loads it by name in a rank: only the runtime imports torch
-RECORDER = "paceline.runtime.proof.start"
+RECORDER = "paceline.runtime.proof.patches"
 # the kinds of records, in the order in which a rank writes them
 START, STEP, END = "start", "step", "end"
 

@@ -104,7 +104,7 @@ def build(
         run._set_mesh(settings.mesh)
     at_end = None
     if env.PROOF in os.environ:
-        from paceline.runtime.proof.start import attach_recorder
+        from paceline.runtime.proof.patches import attach_recorder
 
         at_end = attach_recorder(run)
     trackers.start()

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.contract import env
 from paceline.contract.rank_records import ProofSpec, record_path
-from paceline.runtime.proof.fingerprints import gradient_summary, row_digests, weights_digest
+from paceline.runtime.proof.calls import row_digests
+from paceline.runtime.proof.weights import gradient_summary, weights_digest
 from paceline.tools.prove.records import RankRecords
 from tests.forked_ranks import Ranks
 
@@ -37,7 +38,7 @@ def train(folder: str, workers: int, recorded: bool) -> tuple[list[list[int]], l
         spec = Path(folder) / "probe.json"
         spec.write_text(ProofSpec(folder, steps=7).to_json(), encoding="utf-8")
         os.environ[env.PROOF] = str(spec)
-        from paceline.runtime.proof.start import start_recorder
+        from paceline.runtime.proof.patches import start_recorder
 
         start_recorder()
     torch.manual_seed(0)

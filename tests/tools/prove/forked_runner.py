@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 
 def run_script(script: str, args: Sequence[str]) -> str:
     """Be a rank as `agent.workers.bootstrap` makes it. Returns what the script prints."""
-    from paceline.runtime.proof.start import start_recorder
+    from paceline.runtime.proof.patches import start_recorder
 
     sys.argv = [script, *args]
     recorder, printed = start_recorder(), io.StringIO()

@@ -1,4 +1,4 @@
-"""Calls of modules, and which of them a loss comes from.
+"""Calls of modules, the samples that they got, and which of them a loss comes from.
 
 A script calls modules for training, for evaluation, and for other things, with gradients or
 without, in training mode or not. What counts is whether a gradient reaches the output of a call.
@@ -6,16 +6,21 @@ without, in training mode or not. What counts is whether a gradient reaches the 
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from paceline.runtime.proof.fingerprints import Column, row_digests
-from paceline.runtime.proof.random_state import read_state
+from paceline.runtime.randomness import host_state
 
 MAX_CALLS = 64  # that wait for a backward pass
+MAX_ELEMENTS = 4096  # of a row that go into its digest
+
+# A column of a sample: the number of its elements, the digest of all, and the digest without what
+# may be padding.
+Column = tuple[int, int, int]
 
 
 class Call:
@@ -30,15 +35,11 @@ class Call:
         is_filler: bool = False,
     ) -> None:
         self.indices, self.is_training, self.is_filler = indices, is_training, is_filler
-        self.rows = (
-            0
-            if is_filler
-            else len(indices)
-            if indices is not None
-            else len(tensors[0])
-            if tensors
-            else 0
-        )
+        self.rows = 0
+        if indices is not None and not is_filler:
+            self.rows = len(indices)
+        elif tensors:
+            self.rows = len(tensors[0])
         self.contents: list[list[Column]] = row_digests(tensors, self.rows)
         self.state = read_state()
         self.has_gradient = False
@@ -102,3 +103,70 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (tuple, list)):
         for each in value:
             yield from tensors_of(each)
+
+
+def read_state() -> list[Any]:
+    """Return the states of the global generators: the host's, and this GPU's."""
+    found: list[Any] = [*host_state()]
+    has_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if has_gpu and not torch.cuda.is_current_stream_capturing():
+        found.append(torch.cuda.get_rng_state().numpy().tobytes())
+    return found
+
+
+def row_digests(tensors: Sequence[torch.Tensor], count: int) -> list[list[Column]]:
+    """Return the columns of each of the `count` samples of a batch: one for each tensor that has
+    so many rows.
+    """
+    columns = (
+        [rows for each in tensors if (rows := _rows(each, count)) is not None] if count else []
+    )
+    return [[rows[number] for rows in columns] for number in range(count)] if columns else []
+
+
+def _rows(tensor: torch.Tensor, count: int) -> list[Column] | None:
+    tensor = tensor.detach()
+    if tensor.size(0) != count:
+        if tensor.dim() < 2 or tensor.size(1) != count:
+            return None
+        tensor = tensor.transpose(0, 1)  # time comes first
+    if tensor.is_sparse or tensor.is_quantized or tensor.is_nested:
+        return None
+    values = tensor.cpu()
+    if values.dtype is torch.bfloat16:
+        values = values.float()
+    return [_column(row) for row in values]
+
+
+def _column(row: torch.Tensor) -> Column:
+    whole = _digest(row)
+    return row.numel(), whole, _digest(_strip(row)) if row.dim() else whole
+
+
+def _strip(row: torch.Tensor) -> torch.Tensor:
+    """Return a sample without slices at the ends of its dimensions that hold nothing but its last
+    value.
+
+    The length of padding depends on the longest sample of the batch, and so on the ranks. Nothing
+    shows which value is padding: that of a sample without any is its last value. So digests are
+    compared with and without it.
+    """
+    if not row.numel():
+        return row
+    last = row.reshape(-1)[-1]
+    kept = ~row.isnan() if last.isnan() else row != last
+    if not kept.any():
+        return row
+    places = kept.nonzero()
+    for dim, end in enumerate((places.amax(0) + 1).tolist()):
+        row = row.narrow(dim, 0, end)
+    return row
+
+
+def _digest(row: torch.Tensor) -> int:
+    flat = row.reshape(-1)
+    if flat.numel() > MAX_ELEMENTS:
+        flat = flat[:: -(-flat.numel() // MAX_ELEMENTS)]
+    return zlib.crc32(
+        flat.contiguous().numpy().tobytes(), zlib.crc32(repr(tuple(row.shape)).encode())
+    )

@@ -1,4 +1,5 @@
-"""Let a recorder see what a script does, by wrapping functions of torch that every script calls.
+"""Start the recorder of this rank, and let it see what the script does, by wrapping functions of
+torch that every script calls.
 
 The wrappers call what they wrap with the same arguments, so the numbers stay the same, unless the
 recorder's spec asks for a change: dropout off, or BatchNorm with the statistics of all ranks.
@@ -6,13 +7,17 @@ recorder's spec asks for a change: dropout off, or BatchNorm with the statistics
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.optim.optimizer import (
@@ -21,11 +26,12 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import dataloader
 
-from paceline.contract.rank_records import BATCHNORM, DROPOUT
+from paceline.contract import env
+from paceline.contract.rank_records import BATCHNORM, DROPOUT, ProofSpec
 from paceline.runtime.data.resident.tensor_source import TensorSource
-from paceline.runtime.proof.random_state import read_state
+from paceline.runtime.distributed.identity import read_identity
+from paceline.runtime.proof.calls import read_state
 from paceline.runtime.proof.recorder import Recorder
-from paceline.runtime.proof.synchronized_norm import synchronized_batch_norm
 from paceline.runtime.training import fsdp
 from paceline.runtime.training.gradients import Gradients
 
@@ -37,6 +43,32 @@ DROPOUTS = (
     "alpha_dropout",
     "feature_alpha_dropout",
 )
+
+
+_recorder: Recorder | None = None
+
+
+def start_recorder() -> Recorder:
+    """Start recording as the spec says that PACELINE_PROOF names. Called before the script, or by
+    its session.
+    """
+    global _recorder
+    if _recorder is None:
+        identity = read_identity()
+        spec = ProofSpec.read(Path(os.environ[env.PROOF]))
+        _recorder = Recorder(spec, rank=identity.rank, world_size=identity.world_size)
+        install(_recorder)
+        atexit.register(_recorder.end_at_exit)
+    return _recorder
+
+
+def attach_recorder(run: Any) -> Callable[[], None]:
+    """Let the recorder count steps as the session does. Returns what all ranks call at the end of
+    the session.
+    """
+    recorder = start_recorder()
+    recorder.attach(run)
+    return recorder.end
 
 
 def install(recorder: Recorder) -> None:
@@ -51,7 +83,6 @@ def install(recorder: Recorder) -> None:
     _wrap(Gradients, "_normalize_and_clip", functools.partial(_clip_weighted, recorder))
     for name in DROPOUTS:
         _wrap(F, name, functools.partial(_dropout, recorder))
-    _wrap(torch, "dropout", functools.partial(_plain_dropout, recorder))
     _wrap(F, "scaled_dot_product_attention", functools.partial(_attention, recorder))
     _wrap(F, "batch_norm", functools.partial(_batch_norm, recorder))
     _wrap(dataloader._BaseDataLoaderIter, "_next_index", _next_index)
@@ -75,10 +106,7 @@ def _call(recorder: Recorder, original: Any, module: nn.Module, *args: Any, **kw
     recorder.depth += 1
     try:
         call = recorder.note_call(module, args, kwargs) if recorder.depth == 1 else None
-        if isinstance(module, nn.RNNBase):
-            output = _recurrent(recorder, original, module, *args, **kwargs)
-        else:
-            output = original(module, *args, **kwargs)
+        output = original(module, *args, **kwargs)
     finally:
         recorder.depth -= 1
     if call is not None:
@@ -127,32 +155,6 @@ def _clip_value(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) ->
     return original(
         each, *args[1:], **{name: value for name, value in kwargs.items() if name != "parameters"}
     )
-
-
-def _plain_dropout(
-    recorder: Recorder, original: Any, input: torch.Tensor, p: float, train: bool
-) -> Any:
-    if not (train and p > 0):
-        return original(input, p, train)
-    _note(recorder, DROPOUT)
-    return input if DROPOUT in recorder.spec.changes else original(input, p, train)
-
-
-def _recurrent(
-    recorder: Recorder, original: Any, module: nn.RNNBase, *args: Any, **kwargs: Any
-) -> Any:
-    """Layers of a recurrent network have their dropout inside of one function."""
-    rate = module.dropout
-    if not (module.training and rate > 0 and module.num_layers > 1):
-        return original(module, *args, **kwargs)
-    _note(recorder, DROPOUT)
-    if DROPOUT not in recorder.spec.changes:
-        return original(module, *args, **kwargs)
-    module.dropout = 0.0
-    try:
-        return original(module, *args, **kwargs)
-    finally:
-        module.dropout = rate
 
 
 def _dropout(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -227,3 +229,36 @@ def _tensor_batches(recorder: Recorder, original: Any, source: Any, *args: Any) 
             yield part
 
     return iter(original(source, order, noted(), epoch))
+
+
+def synchronized_batch_norm(
+    input: torch.Tensor, weight: Any, bias: Any, eps: float
+) -> torch.Tensor:
+    """Normalize a batch in training mode with the statistics of the global batch, on any device:
+    torch's SyncBatchNorm needs a GPU. Running statistics stay as they are: training does not use
+    them.
+    """
+    dims = [0, *range(2, input.dim())]
+    count = torch.tensor([input.numel() / input.size(1)], dtype=input.dtype, device=input.device)
+    count = _sum(count)
+    mean = _sum(input.sum(dims)) / count
+    centred = input - _channels(mean, input)
+    variance = _sum(centred.square().sum(dims)) / count
+    output = centred * _channels((variance + eps).rsqrt(), input)
+    if weight is not None:
+        output = output * _channels(weight, input)
+    return output if bias is None else output + _channels(bias, input)
+
+
+def _channels(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return values.reshape(1, -1, *[1] * (like.dim() - 2))
+
+
+def _sum(values: torch.Tensor) -> torch.Tensor:
+    """Return the sum over all ranks; gradients flow back to each of them."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return values
+    from torch.distributed.nn.functional import all_reduce
+
+    found: torch.Tensor = all_reduce(values)  # type: ignore[no-untyped-call]
+    return found

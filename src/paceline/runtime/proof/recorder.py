@@ -34,13 +34,20 @@ from paceline.contract.rank_records import (
 )
 from paceline.errors import RunError
 from paceline.runtime.lr_scale import effective_rate
-from paceline.runtime.proof.calls import Call, PendingCalls, tensors_of
-from paceline.runtime.proof.final_weights import compare, full_tensors, measure_distance, write
-from paceline.runtime.proof.fingerprints import Column, gradient_summary, weights_digest
-from paceline.runtime.proof.module_states import digest_modules
-from paceline.runtime.proof.random_state import draw_others
+from paceline.runtime.proof.calls import Call, Column, PendingCalls, tensors_of
+from paceline.runtime.proof.weights import (
+    compare,
+    digest_modules,
+    full_tensors,
+    gradient_summary,
+    measure_distance,
+    weights_digest,
+    write,
+)
+from paceline.runtime.randomness import seed_everything
 
 MAX_DIGESTED = 2**24  # elements of weights whose digest is recorded in each step
+OTHER_SEED = 987_654_321  # of other random numbers for the script to draw
 STOP_DELAY = 0.1  # seconds per step while a stop is due: ranks agree on it every 0.4 seconds
 
 
@@ -113,12 +120,12 @@ class Recorder:
         if self.loop is not None and self.loop.entered and micro is None:
             return None
         if OTHER_DRAWS in self.spec.changes:
-            draw_others(self._counted * self.world_size + self.rank)
+            seed_everything(OTHER_SEED + self._counted * self.world_size + self.rank)
         is_filler = micro is not None and micro.count == 0
         call = self._pending.add((args, kwargs), is_training=module.training, is_filler=is_filler)
         if not any(each is module for each in self._models):
             self._models.append(module)
-            self._seen |= _uses(module)
+            self._see_uses(module)
         device = next((each.device.type for each in tensors_of((args, kwargs))), "cpu")
         if torch.is_autocast_enabled(device):
             self._autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
@@ -274,6 +281,21 @@ class Recorder:
                 write(tensors, Path(self.spec.weights), moved=moved)
         self._write(END, **found)
 
+    def _see_uses(self, model: nn.Module) -> None:
+        """Note what a model has that depends on the ranks, and turn dropout off if asked to.
+        Compiled models and recurrent layers call no function of torch that could be wrapped.
+        """
+        for each in model.modules():
+            is_norm = isinstance(each, nn.modules.batchnorm._BatchNorm)
+            if is_norm and not isinstance(each, nn.SyncBatchNorm) and each.training:
+                self._seen.add(BATCHNORM)
+            has_rate = isinstance(each, (nn.MultiheadAttention, nn.RNNBase))
+            name = "p" if isinstance(each, nn.modules.dropout._DropoutNd) else "dropout"
+            if (has_rate or name == "p") and each.training and getattr(each, name) > 0:
+                self._seen.add(DROPOUT)
+                if DROPOUT in self.spec.changes:
+                    setattr(each, name, 0.0)
+
     def _names(self, parameters: list[nn.Parameter]) -> list[str]:
         known = {
             id(parameter): name.removeprefix("module.")
@@ -290,30 +312,6 @@ class Recorder:
                 f"The records of the proof cannot be written to {self.spec.folder}.",
                 hint="Check the space there.",
             )
-
-
-def _uses(model: nn.Module) -> set[str]:
-    """Return what a model has that depends on the ranks; compiled models call no function that
-    could be seen.
-    """
-    found = set()
-    for each in model.modules():
-        if isinstance(each, nn.modules.dropout._DropoutNd) and each.training and each.p > 0:
-            found.add(DROPOUT)
-        if isinstance(each, nn.MultiheadAttention) and each.training and each.dropout > 0:
-            found.add(DROPOUT)
-        if (
-            isinstance(each, nn.RNNBase)
-            and each.training
-            and each.dropout > 0
-            and each.num_layers > 1
-        ):
-            found.add(DROPOUT)
-        if isinstance(each, nn.modules.batchnorm._BatchNorm) and not isinstance(
-            each, nn.SyncBatchNorm
-        ):
-            found |= {BATCHNORM} if each.training else set()
-    return found
 
 
 def _parameters(optimizers: list[torch.optim.Optimizer]) -> list[nn.Parameter]:
