@@ -25,7 +25,7 @@ from paceline.slurm.submission_environment import submission_environment
 from paceline.spec.shell_text import command_line
 
 CODE = "from paceline.agent.health.node_probe import main; main()"
-MEASURE = "from paceline.runtime.fitness.measure import main; main()"
+MEASURE = "from paceline.runtime.distributed.fitness import main; main()"
 ANSWER_TIMEOUT = 20.0  # seconds for a node to answer
 MEASURE_TIMEOUT = 90.0  # seconds for all nodes, the import of torch included
 MAX_NODES = 32  # asked; more would take long, and one of them is enough to find a hang

