@@ -43,26 +43,13 @@ def watch(models: Any, *args: Any, **options: Any) -> Any:
     )
 
 
-def sweep(sweep: Any, *args: Any, **options: Any) -> str:
-    """Create a sweep on rank 0 and return its id on all ranks. All ranks must call it."""
-    return WANDB_MODULE.sweep(sweep, *args, **options)
+def agent(sweep_id: str, function: Callable[[], Any] | None = None, **options: Any) -> None:
+    """Run points of a sweep: call `function` with each in `wandb.config`. Takes wandb.agent's
+    keyword arguments.
 
-
-def agent(
-    sweep_id: str,
-    function: Callable[[], Any] | None = None,
-    entity: str | None = None,
-    project: str | None = None,
-    count: int | None = None,
-    **options: Any,
-) -> None:
-    """Run points of a sweep: all ranks call `function` with the same `wandb.config`, which rank 0
-    requests.
-
-    With several ranks, an exception in `function` stops the agent and is raised. All ranks must
-    call it.
+    It trains in one process. For several ranks, use `paceline sweep --wandb-sweep`.
     """
-    WANDB_MODULE.agent(sweep_id, function, entity=entity, project=project, count=count, **options)
+    WANDB_MODULE.agent(sweep_id, function, **options)
 
 
 def every_process(on: bool = True) -> Any:

@@ -211,10 +211,10 @@ def test_ranks_along_tensor_read_the_same_samples(ranks: Ranks) -> None:
     [
         ({"replicate": 2, "shard": 3}, "needs 6 ranks, but the world has 4"),
         ({"shard": -1, "tensor": 3}, "needs a multiple of 3 ranks, but the world has 4"),
-        ({"shard": -1, "tensor": -1}, "-1 for shard and tensor"),
-        ({"pipeline": 4}, "unknown dimension 'pipeline'"),
+        ({"shard": -1, "tensor": -1}, "shard=-1 x tensor=-1"),
+        ({"pipeline": 4}, "'pipeline': 4"),
         ({"shard": 0}, "shard=0"),
-        ({}, "dictionary of sizes"),
+        ({}, "must be sizes of"),
     ],
 )
 def test_a_mesh_that_does_not_fit_is_an_error(mesh: dict[str, int], message: str) -> None:

@@ -95,25 +95,19 @@ def resolve_sizes(requested: Mapping[str, int], world_size: int) -> dict[str, in
     Raises UsageError if a name or a size is invalid, or if the sizes do not multiply to the world
     size.
     """
-    if not isinstance(requested, Mapping) or not requested:
+    is_mapping = isinstance(requested, Mapping) and bool(requested)
+    if not is_mapping or not set(requested) <= set(DIMENSIONS):
         raise UsageError(
-            "mesh must be a dictionary of sizes.", hint=f"Use names of {_names()}: {EXAMPLE}."
+            f"mesh is {requested!r}, but must be sizes of {', '.join(DIMENSIONS)}.",
+            hint=f"Write {EXAMPLE}.",
         )
-    for name, size in requested.items():
-        if name not in DIMENSIONS:
-            raise UsageError(
-                f"The mesh has an unknown dimension {name!r}.", hint=f"Use {_names()}."
-            )
-        if type(size) is not int or (size < 1 and size != -1):
-            raise UsageError(
-                f"The mesh has {name}={size!r}, which is not a size.",
-                hint="Use a positive number, or -1 for the rest.",
-            )
     sizes = {name: requested.get(name, 1) for name in DIMENSIONS}
     open_names = [name for name, size in sizes.items() if size == -1]
-    if len(open_names) > 1:
+    are_sizes = all(type(size) is int and (size > 0 or size == -1) for size in sizes.values())
+    if not are_sizes or len(open_names) > 1:
         raise UsageError(
-            f"The mesh has -1 for {' and '.join(open_names)}.", hint="Only one size may be -1."
+            f"The mesh has {describe(sizes)}.",
+            hint="Use positive numbers. One of them may be -1, for the rest.",
         )
     if world_size == 1:
         return dict.fromkeys(DIMENSIONS, 1)
@@ -134,7 +128,3 @@ def resolve_sizes(requested: Mapping[str, int], world_size: int) -> dict[str, in
 def describe(sizes: Mapping[str, int]) -> str:
     """Return the sizes as text for messages."""
     return " x ".join(f"{name}={size}" for name, size in sizes.items())
-
-
-def _names() -> str:
-    return f"{', '.join(DIMENSIONS[:-1])} and {DIMENSIONS[-1]}"

@@ -13,15 +13,10 @@ import pytest
 import torch
 
 from paceline.contract import env
+from paceline.errors import UsageError
 from tests.forked_ranks import Ranks
 from tests.runtime.trackers.wandb.test_tracker import our_lines, run_environment
-from tests.runtime.trackers.wandb_runs import (
-    service_environment,
-    shorten_agent_interval,
-    unreachable_service,
-    wandb_runs,
-)
-from tests.runtime.trackers.wandb_server import wandb_service
+from tests.runtime.trackers.wandb_runs import unreachable_service, wandb_runs
 from tests.runtime.training.test_wrap import quiet
 
 
@@ -191,33 +186,17 @@ def test_the_script_shares_the_run_of_the_session(ranks: Ranks, tmp_path: Path) 
     assert wandb_run.config.get("width") == 8
 
 
-def sweep_together(count: int | None) -> tuple[str, list[dict[str, Any]]]:
+def sweep_in_the_script() -> str:
     from paceline import wandb
 
-    shorten_agent_interval()
-    sweep = wandb.sweep(
-        {"method": "grid", "parameters": {"lr": {"values": [1, 2]}}}, project="digits"
-    )
-    seen = []
-
-    def trial() -> None:
-        run = wandb.init(config={"lr": 0.0, "width": 3})
-        seen.append(dict(wandb.config))
-        wandb.log({"loss": wandb.config.lr})
-        assert run.config.lr == wandb.config["lr"]
-
-    wandb.agent(sweep, trial, project="digits", count=count)
-    return sweep, seen
+    with pytest.raises(UsageError) as raised:
+        wandb.agent("me/digits/ab12", print, count=1)
+    return raised.value.hint
 
 
-def test_an_agent_gives_all_ranks_the_same_points(ranks: Ranks, tmp_path: Path) -> None:
-    with wandb_service([{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3}]) as service:
-        first, second = ranks(sweep_together, 2, 2, env=service_environment(service, tmp_path))
-        assert first == second == ("sweep1", [{"lr": 0.1, "width": 3}, {"lr": 0.2, "width": 3}])
-        assert len(service.sweeps) == 1
-        assert list(service.runs) == ["trial-1", "trial-2"]
-        assert [each.history()[0]["loss"] for each in service.runs.values()] == [0.1, 0.2]
-        assert service.unanswered == []
+def test_an_agent_trains_in_one_process_only(ranks: Ranks, tmp_path: Path) -> None:
+    hints = ranks(sweep_in_the_script, 2, env=unreachable_service(tmp_path))
+    assert all("paceline sweep --wandb-sweep" in hint for hint in hints)
 
 
 def test_other_ranks_read_the_point_that_an_agent_has_set(tmp_path: Path) -> None:

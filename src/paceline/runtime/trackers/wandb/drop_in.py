@@ -8,17 +8,13 @@ and without torch.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import secrets
-import sys
-import time
 import types
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
-from paceline.errors import RunError, UsageError
+from paceline.errors import UsageError
 from paceline.runtime.console import note
 from paceline.runtime.distributed.identity import Identity, read_identity
 from paceline.runtime.launch_context import LaunchContext
@@ -38,7 +34,6 @@ class WandbModule:
         self.every_process = False
         self.session_run: Callable[[], Any] | None = None  # returns the W&B run of an open session
         self._is_shared = False  # whether `run` is the session's run
-        self._point: points.Point | None = None  # on ranks that receive a sweep's points
         self._runs = 0
         self._names: dict[str, Any] = {}
 
@@ -123,8 +118,7 @@ class WandbModule:
         """Return the config of a rank without a run: what the script passed, overridden by the
         sweep's point.
         """
-        point = self._point or points.current_point(os.environ)
-        return {**as_mapping(options.get("config")), **point.values}
+        return {**as_mapping(options.get("config")), **points.read_point(os.environ)}
 
     def _choose_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return options for `wandb.init`: `[tracking]` first, then the script's, then defaults of
@@ -145,7 +139,7 @@ class WandbModule:
             options["dir"] = str(folder.trackers)
         if self.is_per_rank:
             rank = self.identity.rank
-            common = options.get("id") or self._from_rank_zero(lambda: secrets.token_hex(4))
+            common = options.get("id") or _id_of_all_ranks(self.identity)
             group = options["group"] or os.environ.get("WANDB_RUN_GROUP")
             options["group"] = group or common
             options["id"] = rank_name(common, rank)
@@ -198,113 +192,35 @@ class WandbModule:
         is_function = callable(found) and not isinstance(found, (type, types.ModuleType))
         return NOOP if is_function and not self.is_real else found
 
-    # -- sweeps
-    # ----------------------------------------------------------------------------------------
-
-    def sweep(self, *args: Any, **options: Any) -> str:
-        """`wandb.sweep`: rank 0 creates it and all ranks get its id; empty without W&B."""
-        if self.package is None:
-            return ""
-        return self._from_rank_zero(lambda: str(self.package.sweep(*args, **options)))
-
     def agent(
         self, sweep_id: str, function: Callable[[], Any] | None = None, **options: Any
     ) -> None:
-        """`wandb.agent`: rank 0 requests points, and all ranks call `function` with the same
-        `wandb.config`.
-        """
+        """`wandb.agent`, which trains in one process."""
         if self.package is None or not sweep_id:
             note("W&B is off: there is no sweep to run, so wandb.agent does not call the function")
-        elif not self.identity.is_distributed:
-            self.package.agent(sweep_id, function=function, **options)
-        elif function is None:
-            raise UsageError(
-                "wandb.agent needs a function when there are several ranks.",
-                hint="Pass the function that trains, or use paceline sweep --wandb-sweep.",
-            )
-        elif self.identity.rank == 0:
-            self._lead(sweep_id, function, options)
-        else:
-            self._follow(function)
-
-    def _lead(self, sweep_id: str, function: Callable[[], Any], options: dict[str, Any]) -> None:
-        def train(point: points.Point) -> None:
-            self._messages.send(json.dumps(asdict(point)))
-            try:
-                function()
-            finally:
-                self.finish(exit_code=1 if sys.exc_info()[0] else 0)
-
-        try:
-            points.run_points(sweep_id, train, **options)
-        finally:
-            self._messages.send("")
-        self._messages.wait_until_received()
-
-    def _follow(self, function: Callable[[], Any]) -> None:
-        while text := self._messages.receive():
-            self._point = points.Point(**json.loads(text))
-            try:
-                function()
-            finally:
-                self.finish()
-                self._point = None
-
-    @functools.cached_property
-    def _messages(self) -> Messages:
-        return Messages(self.identity)
-
-    def _from_rank_zero(self, make: Callable[[], str]) -> str:
-        """Return on all ranks what `make` returns on rank 0. All ranks must call it."""
-        if self.identity.rank:
-            return self._messages.receive()
-        text = make()
+            return
         if self.identity.is_distributed:
-            self._messages.send(text)
-        return text
-
-
-class Messages:
-    """Messages from rank 0 to all ranks, with or without a session, through the store of the ranks'
-    rendezvous.
-    """
-
-    def __init__(self, identity: Identity) -> None:
-        import torch.distributed as dist
-
-        from paceline.runtime.distributed.process_group import open_store
-
-        self._peers = identity.world_size - 1
-        self._count = 0  # messages so far: the same number on all ranks
-        if dist.is_initialized():  # the script made the group, so the rendezvous address is in use
-            store = dist.distributed_c10d._get_default_store()
-            self._store: Any = dist.distributed_c10d.PrefixStore("paceline/messages", store)
-        else:
-            self._store = open_store(identity, timeout=None)
-
-    def send(self, text: str) -> None:
-        """Send a message to all ranks. Rank 0 only."""
-        self._count += 1
-        self._store.set(f"message/{self._count}", text)
-
-    def receive(self) -> str:
-        """Wait for rank 0's next message and return it."""
-        from paceline.runtime.distributed.process_group import wait_for_key
-
-        self._count += 1
-        text = wait_for_key(self._store, f"message/{self._count}")
-        if text is None:
-            raise RunError(
-                "Rank 0 failed while the other ranks waited for its message.",
-                hint="See the error of rank 0.",
+            raise UsageError(
+                f"wandb.agent was called on {self.identity.world_size} ranks.",
+                hint="Use paceline sweep --wandb-sweep: each point is a run, on any number of "
+                "ranks.",
             )
-        self._store.add("received", 1)
-        return text
+        self.package.agent(sweep_id, function=function, **options)
 
-    def wait_until_received(self) -> None:
-        """Wait until all ranks have received all messages: the store ends with rank 0."""
-        while self._store.add("received", 0) < self._peers * self._count:
-            time.sleep(0.02)
+
+def _id_of_all_ranks(identity: Identity) -> str:
+    """Return a new id, the same on all ranks, through the store of their rendezvous."""
+    import torch.distributed as dist
+
+    from paceline.runtime.distributed.process_group import open_store
+
+    if dist.is_initialized():  # the script made the group, so the rendezvous address is in use
+        store = dist.distributed_c10d._get_default_store()
+    else:
+        store = open_store(identity, timeout=None)
+    if identity.rank == 0:
+        store.set("paceline/wandb-id", secrets.token_hex(4))
+    return str(store.get("paceline/wandb-id"), "utf-8")
 
 
 WANDB_MODULE = WandbModule()
