@@ -9,7 +9,7 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.runtime.distributed.identity import Identity, read_identity
-from paceline.runtime.distributed.process_group import first_host
+from paceline.runtime.distributed.process_group import store_address
 
 TORCHRUN = {
     "RANK": "5",
@@ -121,8 +121,16 @@ def test_an_invalid_rank_is_an_error_that_names_the_variable(rank: str) -> None:
     ("hostlist", "first"),
     [("node[03-07,9],login1", "node03"), ("a,b", "a"), ("gpu-1", "gpu-1"), ("n[1]-x", "n1-x")],
 )
-def test_the_first_host_of_a_list(hostlist: str, first: str) -> None:
-    assert first_host(hostlist) == first
+def test_the_store_is_on_the_first_host_of_the_step(
+    hostlist: str, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            patch.delenv(name, raising=False)
+        patch.setenv("SLURM_STEP_NODELIST", hostlist)
+        address = store_address(read_identity(SLURM))
+    assert address is not None
+    assert address[0] == first
 
 
 def test_identity_imports_no_torch() -> None:

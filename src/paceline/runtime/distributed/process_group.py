@@ -240,8 +240,8 @@ def store_address(identity: Identity) -> tuple[str, int] | None:
     if identity.source == "slurm":
         job_names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
         job = "/".join(os.environ.get(name, "") for name in job_names)
-        hosts = os.environ.get("SLURM_STEP_NODELIST", os.environ.get("SLURM_NODELIST", ""))
-        return first_host(hosts), _port(job)
+        hosts = expand(os.environ.get("SLURM_STEP_NODELIST") or os.environ["SLURM_NODELIST"])
+        return hosts[0], _port(job)
     if identity.num_nodes == 1:
         # All ranks of one host have the same parent (mpirun or its daemon), so they derive the same
         # port.
@@ -261,14 +261,3 @@ def _port(job: str) -> int:
     job.
     """
     return 20000 + zlib.crc32(job.encode()) % 12000
-
-
-def first_host(hostlist: str) -> str:
-    """Return the first host of a Slurm host list."""
-    hosts = expand(hostlist)
-    if not hosts:
-        raise EnvironmentProblem(
-            "SLURM_STEP_NODELIST names no host.",
-            hint="Export MASTER_ADDR and MASTER_PORT to all ranks.",
-        )
-    return hosts[0]

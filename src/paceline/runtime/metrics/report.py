@@ -44,22 +44,16 @@ class TrialReporter:
 
     def select(self, value: Any, named: dict[str, Any]) -> Any:
         """Return the score: the only value, or the one with the name of the sweep's metric."""
-        if (value is None) == (not named):
-            raise UsageError(
-                "run.report takes one number.",
-                hint="Use run.report(loss) or run.report(loss=loss).",
-            )
-        if value is not None:
-            return value
-        if self.metric is not None and self.metric in named:
+        if value is None and self.metric in named:
             return named[self.metric]
-        if self.metric is not None or len(named) > 1:
-            if self.metric:
-                problem, hint = f"the sweep's metric is {self.metric!r}", f"Report {self.metric}."
-            else:
-                problem, hint = "it is not clear which one counts", "Report one of them."
-            raise UsageError(f"run.report got {', '.join(named)}, but {problem}.", hint=hint)
-        return next(iter(named.values()))
+        scores = [*named.values()] if value is None else [value, *named.values()]
+        if len(scores) != 1 or (named and self.metric is not None):
+            takes = f"the sweep's metric is {self.metric!r}" if self.metric else "takes one number"
+            raise UsageError(
+                f"run.report got {', '.join(named) or 'no number'}, but {takes}.",
+                hint=f"Use run.report(value) or run.report({self.metric or 'loss'}=value).",
+            )
+        return scores[0]
 
     def record(self, value: Any, step: int) -> bool:
         """Write a score. Returns whether to prune the trial; always False on ranks other than 0."""

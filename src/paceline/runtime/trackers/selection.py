@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,10 @@ WANDB, TENSORBOARD = "wandb", "tensorboard"
 # secrets.
 CONFIG_KEYS = ("nodes", "nproc", "gpus", "style", "program", "is_module")
 DISPLAY_NAMES = {WANDB: "W&B", TENSORBOARD: "TensorBoard"}
+BUILT_IN = {
+    WANDB: "paceline.runtime.trackers.wandb.tracker:WandbTracker",
+    TENSORBOARD: "paceline.runtime.trackers.tensorboard:TensorboardTracker",
+}
 
 
 @dataclass
@@ -115,13 +119,14 @@ def open_trackers(
         if is_off or each in requested[:number] or (identity.rank and not per_rank):
             continue
         name = DISPLAY_NAMES.get(each, each) if isinstance(each, str) else type(each).__name__
-        tracker = _make(each, name, tracking) if isinstance(each, str) else each
+        tracker = _make(each, name) if isinstance(each, str) else each
         if tracker is None:
             continue
         thread = TrackerThread(name, tracker, info)
         (trackers.own if per_rank else trackers.common).append(thread)
         if each == WANDB:
             trackers.wandb, trackers.wandb_thread = tracker, thread
+            trackers.wandb.tracking = tracking
             trackers.wandb.id = _wandb_id(info, store if per_rank else None)
     return trackers
 
@@ -139,18 +144,19 @@ def _wandb_id(info: RunInfo, store: Any) -> str:
     return str(store.get("tracker/id"), "utf-8")
 
 
-def _make(requested: str, name: str, tracking: Tracking) -> Tracker | None:
-    """Return the tracker of that name; None, with one warning, if that fails."""
-    makers: dict[str, Callable[[], Any]] = {
-        WANDB: lambda: _wandb(tracking),
-        TENSORBOARD: _tensorboard,
-    }
+def _make(requested: str, name: str) -> Tracker | None:
+    """Import `package.module:Class` and construct it without arguments; None, with one warning, if
+    that fails.
+    """
     try:
-        made = makers[requested]() if requested in makers else _import(requested)
+        module, colon, attribute = BUILT_IN.get(requested, requested).partition(":")
+        if not colon:
+            raise ValueError('expected "package.module:Class", "wandb" or "tensorboard"')
+        made = getattr(importlib.import_module(module), attribute)()
     except Exception as error:
         why = f"{type(error).__name__}: {first_line(error)}"
         if isinstance(error, ModuleNotFoundError):
-            hint = f" (pip install {requested})" if requested in makers else ""
+            hint = f" (pip install {requested})" if requested in BUILT_IN else ""
             why = f"no module named {error.name!r}{hint}"
         note(f"{name} is disabled: {why}; metrics.jsonl has all values")
         return None
@@ -158,23 +164,3 @@ def _make(requested: str, name: str, tracking: Tracking) -> Tracker | None:
         note(f"{name} is disabled: it lacks start, log or finish; metrics.jsonl has all values")
         return None
     return made
-
-
-def _wandb(tracking: Tracking) -> Any:
-    from paceline.runtime.trackers.wandb.tracker import WandbTracker
-
-    return WandbTracker(tracking)
-
-
-def _tensorboard() -> Any:
-    from paceline.runtime.trackers.tensorboard import TensorboardTracker
-
-    return TensorboardTracker()
-
-
-def _import(name: str) -> Any:
-    """Import `package.module:Class` and construct it without arguments."""
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise ValueError('expected "package.module:Class", "wandb" or "tensorboard"')
-    return getattr(importlib.import_module(module), attribute)()

@@ -25,13 +25,13 @@ class WandbTracker:
     in one group.
     """
 
-    def __init__(self, tracking: Tracking) -> None:
+    def __init__(self) -> None:
         import wandb
 
         self.id = ""
+        self.tracking = Tracking()
         self.run: Any = None
         self._wandb: Any = wandb
-        self._tracking = tracking
         self._info = RunInfo()
 
     def start(self, run: RunInfo) -> None:
@@ -45,7 +45,7 @@ class WandbTracker:
             for key, value in settings.items()
             if f"WANDB_{key.upper()}" not in os.environ
         }
-        self.run = init_run(self._wandb, options, self._tracking, send=run.run_id)
+        self.run = init_run(self._wandb, options, self.tracking, send=run.run_id)
         # W&B's own step counter rejects steps that are repeated after a resume.
         self.run.define_metric("step", hidden=True)
         self.run.define_metric("*", step_metric="step")
@@ -77,7 +77,7 @@ class WandbTracker:
         """Return arguments for `wandb.init`: from the settings, else the environment, else the
         run's own names.
         """
-        tracking = self._tracking
+        tracking = self.tracking
         project = tracking.wandb_project or os.environ.get("WANDB_PROJECT") or run.project
         name = os.environ.get("WANDB_NAME") or run.run_id
         group = tracking.wandb_group or os.environ.get("WANDB_RUN_GROUP")
