@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from paceline.runtime.trackers.wandb.drop_in import WANDB_MODULE
-from paceline.runtime.trackers.wandb.noop import NOOP
+from paceline.runtime.trackers.wandb_module import WANDB_MODULE
+from paceline.runtime.trackers.wandb_noop import NOOP
 
 
 def init(**options: Any) -> Any:

@@ -45,7 +45,7 @@ def test_sweep_names_are_validated() -> None:
 
 
 def ask(sweep: str, file: Path, environment: dict[str, str]) -> dict[str, object]:
-    args = [sys.executable, "-m", "paceline.runtime.trackers.wandb.points", sweep, str(file)]
+    args = [sys.executable, "-m", "paceline.runtime.trackers.wandb_points", sweep, str(file)]
     done = subprocess.run(
         args, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
     )

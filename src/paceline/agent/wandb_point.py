@@ -67,7 +67,7 @@ def _run_agent(name: str, path: Path, python: TrialPython) -> None:
         "WANDB_DIR": str(path.parent),
         "WANDB_CONSOLE": "off",
     }
-    argv = [python.executable, "-m", "paceline.runtime.trackers.wandb.points", name, str(path)]
+    argv = [python.executable, "-m", "paceline.runtime.trackers.wandb_points", name, str(path)]
     with open(log, "ab") as output:
         try:
             code = subprocess.run(

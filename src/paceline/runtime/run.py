@@ -38,7 +38,7 @@ from paceline.runtime.step_boundary.boundary import Boundary
 from paceline.runtime.step_boundary.stop_consensus import Pruned
 from paceline.runtime.trackers.config import plain_config
 from paceline.runtime.trackers.selection import Trackers
-from paceline.runtime.trackers.wandb.noop import NoopRun
+from paceline.runtime.trackers.wandb_noop import NoopRun
 from paceline.runtime.training.batch_check import check_batch
 from paceline.runtime.training.capture.captured_step import CapturedStep
 from paceline.runtime.training.capture.step_graph import Records

@@ -9,7 +9,7 @@ import pytest
 
 from tests.forked_ranks import Ranks
 from tests.runtime.metrics.test_metrics import lines_of
-from tests.runtime.trackers.wandb.test_tracker import fail_then_resume, run_environment
+from tests.runtime.trackers.test_wandb_run import fail_then_resume, run_environment
 from tests.runtime.trackers.wandb_runs import service_environment, unreachable_service
 from tests.runtime.trackers.wandb_server import KEY, wandb_service
 

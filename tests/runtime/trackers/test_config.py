@@ -16,7 +16,7 @@ import torch
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.runtime.trackers.config import plain_config
-from paceline.runtime.trackers.wandb.tracker import WandbTracker
+from paceline.runtime.trackers.wandb_run import WandbTracker
 from paceline.watch.details import flatten, read_config
 from tests.runtime.training.test_wrap import quiet
 

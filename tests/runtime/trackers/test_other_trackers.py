@@ -18,7 +18,7 @@ from paceline.runtime.trackers import thread
 from paceline.runtime.trackers.base import RunInfo
 from tests.forked_ranks import Ranks
 from tests.runtime.metrics.test_metrics import lines_of
-from tests.runtime.trackers.wandb.test_tracker import our_lines, run_environment, train
+from tests.runtime.trackers.test_wandb_run import our_lines, run_environment, train
 from tests.runtime.training.test_wrap import quiet
 
 

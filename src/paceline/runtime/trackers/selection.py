@@ -23,7 +23,7 @@ WANDB, TENSORBOARD = "wandb", "tensorboard"
 CONFIG_KEYS = ("nodes", "nproc", "gpus", "style", "program", "is_module")
 DISPLAY_NAMES = {WANDB: "W&B", TENSORBOARD: "TensorBoard"}
 BUILT_IN = {
-    WANDB: "paceline.runtime.trackers.wandb.tracker:WandbTracker",
+    WANDB: "paceline.runtime.trackers.wandb_run:WandbTracker",
     TENSORBOARD: "paceline.runtime.trackers.tensorboard:TensorboardTracker",
 }
 
@@ -69,7 +69,7 @@ class Trackers:
 
 
 def _wandb_module() -> Any:
-    from paceline.runtime.trackers.wandb.drop_in import WANDB_MODULE
+    from paceline.runtime.trackers.wandb_module import WANDB_MODULE
 
     return WANDB_MODULE
 
@@ -135,7 +135,7 @@ def _wandb_id(info: RunInfo, store: Any) -> str:
     """Return the id of the W&B run. If each rank has a run, rank 0 chooses the prefix of all their
     ids.
     """
-    from paceline.runtime.trackers.wandb.tracker import choose_id
+    from paceline.runtime.trackers.wandb_run import choose_id
 
     if store is None:
         return choose_id(info, os.environ)

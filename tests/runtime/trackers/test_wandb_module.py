@@ -15,7 +15,7 @@ import torch
 from paceline.contract import env
 from paceline.errors import UsageError
 from tests.forked_ranks import Ranks
-from tests.runtime.trackers.wandb.test_tracker import our_lines, run_environment
+from tests.runtime.trackers.test_wandb_run import our_lines, run_environment
 from tests.runtime.trackers.wandb_runs import unreachable_service, wandb_runs
 from tests.runtime.training.test_wrap import quiet
 

@@ -1,6 +1,6 @@
 """Points of a W&B sweep, which wandb's own agent requests one at a time.
 
-`python -m paceline.runtime.trackers.wandb.points SWEEP FILE` requests one point for a whole run and
+`python -m paceline.runtime.trackers.wandb_points SWEEP FILE` requests one point for a whole run and
 writes it to FILE, with the variables that make the `wandb.init` of that run the one that the sweep
 expects.
 """

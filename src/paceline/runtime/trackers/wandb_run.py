@@ -15,7 +15,7 @@ from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.verdict import FAILED, STOPPED, STOPPED_EXIT
 from paceline.runtime.console import note
 from paceline.runtime.trackers.base import RunInfo, Tracking, first_line
-from paceline.runtime.trackers.wandb.points import RUN_ID, SWEEP_ID
+from paceline.runtime.trackers.wandb_points import RUN_ID, SWEEP_ID
 
 MAX_ID_LENGTH = 120
 

@@ -1,1 +1,0 @@
-"""Weights & Biases, safe on every rank and without a network."""
