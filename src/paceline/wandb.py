@@ -4,15 +4,11 @@ wandb`.
 Rank 0 has the run. On other ranks, with `--no-wandb`, and if the package, a key or the network is
 missing, every call is safe: `init` returns an object that accepts every call, and `config` holds
 what you passed. A resumed run continues its W&B run. All other names come from the real package.
-
-    with wandb.every_process():      # each rank gets its own run, all in one group
-        wandb.init(project="digits")
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from paceline.runtime.trackers.wandb_module import WANDB_MODULE
@@ -50,24 +46,6 @@ def agent(sweep_id: str, function: Callable[[], Any] | None = None, **options: A
     It trains in one process. For several ranks, use `paceline sweep --wandb-sweep`.
     """
     WANDB_MODULE.agent(sweep_id, function, **options)
-
-
-def every_process(on: bool = True) -> Any:
-    """Give each rank its own run, from now on or within a `with` block. All runs share one
-    group.
-    """
-    before = WANDB_MODULE.every_process
-    WANDB_MODULE.every_process = on
-
-    @contextmanager
-    def scope() -> Iterator[None]:
-        WANDB_MODULE.every_process = on
-        try:
-            yield
-        finally:
-            WANDB_MODULE.every_process = before
-
-    return scope()
 
 
 def __getattr__(name: str) -> Any:

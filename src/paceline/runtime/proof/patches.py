@@ -78,7 +78,6 @@ def install(recorder: Recorder) -> None:
     _wrap(nn.Module, "__call__", functools.partial(_call, recorder))
     _wrap(torch.Tensor, "backward", functools.partial(_backward, recorder))
     _wrap(nn.utils, "clip_grad_norm_", functools.partial(_clip_norm, recorder))
-    _wrap(nn.utils, "clip_grad_value_", functools.partial(_clip_value, recorder))
     _wrap(fsdp, "clip_gradients", functools.partial(_clip_norm, recorder))
     _wrap(Gradients, "_normalize_and_clip", functools.partial(_clip_weighted, recorder))
     for name in DROPOUTS:
@@ -140,21 +139,6 @@ def _clip_weighted(
     norm = original(gradients, info, clip)
     recorder.note_clip(norm, clip)
     return norm
-
-
-def _clip_value(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) -> Any:
-    values = _bind(original, args, kwargs)
-    parameters = values["parameters"]
-    each = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    sizes = [
-        float(one.grad.detach().abs().max())
-        for one in each
-        if one.grad is not None and one.grad.numel()
-    ]
-    recorder.note_clip(max(sizes, default=0.0), values["clip_value"])
-    return original(
-        each, *args[1:], **{name: value for name, value in kwargs.items() if name != "parameters"}
-    )
 
 
 def _dropout(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) -> Any:

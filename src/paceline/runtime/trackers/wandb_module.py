@@ -1,15 +1,13 @@
 """The implementation of `paceline.wandb`: wandb's functions, safe on every rank and without W&B.
 
-Rank 0 has the run (within `every_process`, every rank has one). Other ranks, and all ranks if W&B
-is off or not installed, get objects that accept every call. It works with and without a session,
-and without torch.
+Rank 0 has the run. Other ranks, and all ranks if W&B is off or not installed, get objects that
+accept every call. It works with and without a session, and without torch.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import secrets
 import types
 from collections.abc import Callable
 from typing import Any
@@ -21,17 +19,16 @@ from paceline.runtime.launch_context import LaunchContext
 from paceline.runtime.trackers import wandb_points as points
 from paceline.runtime.trackers.base import RunInfo, Tracking, first_line
 from paceline.runtime.trackers.wandb_noop import NOOP, AttributeDict, NoopRun, as_mapping
-from paceline.runtime.trackers.wandb_run import choose_id, init_run, rank_name
+from paceline.runtime.trackers.wandb_run import choose_id, init_run
 
 NAMES = ("project", "group", "entity")  # a change in one of these starts another run
 
 
 class WandbModule:
-    """The state behind the functions: this process's run, and whether every process has one."""
+    """The state behind the functions: this process's run."""
 
     def __init__(self) -> None:
         self.run: Any = None  # a W&B run or a NoopRun; None before `init`
-        self.every_process = False
         self.session_run: Callable[[], Any] | None = None  # returns the W&B run of an open session
         self._is_shared = False  # whether `run` is the session's run
         self._runs = 0
@@ -66,16 +63,11 @@ class WandbModule:
         return wandb
 
     @property
-    def is_per_rank(self) -> bool:
-        every_process = self.every_process or self.tracking.wandb_all_processes
-        return every_process and self.identity.is_distributed
-
-    @property
     def is_real(self) -> bool:
         """Whether calls reach wandb: there is a run, or `init` could start one."""
         if self.run is not None:
             return not isinstance(self.run, NoopRun)
-        return self.package is not None and (self.identity.rank == 0 or self.is_per_rank)
+        return self.package is not None and self.identity.rank == 0
 
     # -- starting and finishing
     # ------------------------------------------------------------------------
@@ -86,7 +78,7 @@ class WandbModule:
         if self.run is None or self._starts_another(names, options.get("reinit")):
             self.finish()
             self._names = names
-            self._runs += 1  # also without a run: all ranks must count alike
+            self._runs += 1
             shared = self.session_run() if self.session_run is not None else None
             if shared is None:
                 self.run = self._start(options)
@@ -137,13 +129,6 @@ class WandbModule:
         if folder is not None and "WANDB_DIR" not in os.environ and not options.get("dir"):
             folder.trackers.mkdir(exist_ok=True)
             options["dir"] = str(folder.trackers)
-        if self.is_per_rank:
-            rank = self.identity.rank
-            common = options.get("id") or _id_of_all_ranks(self.identity)
-            group = options["group"] or os.environ.get("WANDB_RUN_GROUP")
-            options["group"] = group or common
-            options["id"] = rank_name(common, rank)
-            options["name"] = rank_name(options.get("name") or common, rank)
         return options
 
     def finish(self, exit_code: int | None = None, **options: Any) -> None:
@@ -206,21 +191,6 @@ class WandbModule:
                 "ranks.",
             )
         self.package.agent(sweep_id, function=function, **options)
-
-
-def _id_of_all_ranks(identity: Identity) -> str:
-    """Return a new id, the same on all ranks, through the store of their rendezvous."""
-    import torch.distributed as dist
-
-    from paceline.runtime.distributed.process_group import open_store
-
-    if dist.is_initialized():  # the script made the group, so the rendezvous address is in use
-        store = dist.distributed_c10d._get_default_store()
-    else:
-        store = open_store(identity, timeout=None)
-    if identity.rank == 0:
-        store.set("paceline/wandb-id", secrets.token_hex(4))
-    return str(store.get("paceline/wandb-id"), "utf-8")
 
 
 WANDB_MODULE = WandbModule()
