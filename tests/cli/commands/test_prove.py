@@ -46,12 +46,6 @@ def test_a_proof_of_a_plain_script(
     assert found["holds"]
     assert found["comparisons"][0]["loss"] < 1e-6
     assert len(found["losses"]["2 ranks"]) == 4
-    report = (folder / "report.html").read_text()
-    assert report.count("<svg") == 1
-    assert "http" not in report.replace("http://www.w3.org/2000/svg", ""), (
-        "it needs nothing from the network"
-    )
-    assert (folder / "curves.svg").read_text().startswith("<svg")
     assert not (folder / "weights").exists()
 
 

@@ -19,7 +19,7 @@ from paceline.launch.run_folder import create_scratch, resolve_scratch
 from paceline.spec.job import Job, Program
 from paceline.spec.option import OUTPUT, Flag
 from paceline.tools.prove.local_runner import LocalRunner, Script, choose_folder
-from paceline.tools.prove.proof import Proof, Prover, Request, write_report
+from paceline.tools.prove.proof import Proof, Prover, Request, write_numbers
 from paceline.tools.prove.records import Case, plan_cases
 
 KERNELS = "runtime.deterministic"  # on GPUs, equal runs differ without it
@@ -71,7 +71,11 @@ OPTIONS = {
         help="The script's option for the batch size per rank; its value is divided by the number of ranks.",
     ),
     "output": _option(
-        "-o", "--output", metavar="DIR", help="New folder for the report.", panel=OUTPUT
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="New folder for the runs and all numbers.",
+        panel=OUTPUT,
     ),
 }
 
@@ -96,7 +100,7 @@ def command(
     """Train a few steps on 1, 2 and 4 ranks, in several launch styles and with an interruption, and compare.
 
     The global batch is the same in all runs, so losses and final weights must agree up to rounding, and bit for bit
-    for the same number of ranks. If they don't, the report names the cause, and the exit code is 1.
+    for the same number of ranks. If they don't, it names the cause, and the exit code is 1.
 
     \b
       paceline prove train.py                          a script that uses paceline.session
@@ -157,18 +161,17 @@ def _prove(request: Request, script: Script, load: Any, folder: Path) -> int:
         started.append(case)
         console.say_note(f"run {len(started)}: {case.name}")
 
-    program = script.program
     runner = LocalRunner(script, load=load, folder=folder, progress=say_begin)
     try:
         proof = Prover(request, runner, tell=console.say_note).prove()
-        report = write_report(proof, folder, title=" ".join([program.name, *program.args]))
+        file = write_numbers(proof, folder)
     except KeyboardInterrupt:
         console.say_note(f"interrupted, so there is no result; the runs so far are in {folder}")
         raise
     finally:
         runner.remove_weights()
     print_proof(proof)
-    console.say_note(f"report: {report}")
+    console.say_note(f"all numbers: {file}")
     return 0 if proof.holds else 1
 
 

@@ -1,18 +1,15 @@
-"""A proof: run its cases, compare them, find what broke it, and report it."""
+"""A proof: run its cases, compare them, and find what broke it."""
 
 from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from html import escape
 from pathlib import Path
 from typing import Protocol
 
 from paceline.errors import RunError
-from paceline.sweep.results import to_label
 from paceline.tools.prove.comparison import (
     Comparison,
     LossSource,
@@ -183,71 +180,12 @@ def no_loss(records: CaseRecords, name: str) -> RunError:
     )
 
 
-PAGE = """\
-<!doctype html>
-<html lang="en">
-<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>{style}</style></head>
-<body>
-{body}
-</body></html>
-"""
-
-STYLE = """
-:root { color-scheme: light dark; --paper: #fff; --ink: #1b1f24; --faint: #667080; --line: #d5dae1; --panel:
-  #f6f7f9; --done: #2f9e5b; --failed: #d1383d; }
-@media (prefers-color-scheme: dark) { :root { --paper: #14171b; --ink: #e6e9ee; --faint: #97a1af; --line: #343b45;
-  --panel: #1c2026; --done: #45b974; --failed: #f0605f; } }
-* { box-sizing: border-box; }
-body { margin: 2rem auto; padding: 0 1.25rem; max-width: 72rem; background: var(--paper); color: var(--ink); font:
-  15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
-h1 { margin: 0; font-size: 1.7rem; }
-h2 { margin: 0 0 .6rem; font-size: 1.1rem; }
-section { margin: 2.2rem 0; }
-.facts { color: var(--faint); font-size: .87rem; margin: .4rem 0 0; overflow-wrap: anywhere; }
-.picture { overflow-x: auto; max-height: 36rem; overflow-y: auto; background: var(--panel); border: 1px solid
-  var(--line); border-radius: 8px; padding: .75rem; }
-svg { display: block; width: 100%; height: auto; }
-svg text { fill: var(--ink); font-size: 12px; }
-svg .grid { stroke: var(--line); }
-svg .line { fill: none; }
-svg .line:hover { stroke: var(--ink); stroke-width: 4; stroke-opacity: 1; }
-table { border-collapse: collapse; font-size: .87rem; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .28rem .9rem .28rem 0; white-space: nowrap; border-bottom: 1px solid
-  var(--line); }
-tbody tr:last-child > * { border-bottom: 0; }
-td code { white-space: pre-wrap; overflow-wrap: anywhere; }
-.good { color: var(--done); font-weight: 600; }
-.bad { color: var(--failed); font-weight: 600; } td.number, th.number { text-align: right; }
-.verdict { font-size: 1.25rem; margin: 1rem 0 0; } .wide { white-space: normal; }
-"""
-
-# Told apart on white and on black, and by most people who see colours differently.
-COLOURS = ("#2f7fd6", "#e8590c", "#2f9e5b", "#a64ac9", "#c99a1d", "#d1383d", "#0ca5b0", "#8a93a0")
-DASHES = ("none", "7 4", "2 3", "10 3 2 3", "1 4", "12 4")
-# For a picture on its own; in the report, the page's style says the same for light and dark.
-PICTURE_STYLE = (
-    "<style>text{font:12px system-ui,sans-serif;fill:#1b1f24}.grid{stroke:#d5dae1}.line{fill:none}"
-    '</style><rect width="100%" height="100%" fill="#fff"/>'
-)
-LEFT, RIGHT, TOP, BOTTOM = 76, 880, 18, 300
-ROW = 22  # of the legend
-
-Curves = Mapping[str, Mapping[int, float]]  # losses by step, of each run
-
-
-def write_report(proof: Proof, folder: Path, *, title: str) -> Path:
-    """Write the files into the proof's folder; return the path of the report."""
+def write_numbers(proof: Proof, folder: Path) -> Path:
+    """Write all numbers into the proof's folder; return the path of the file."""
     folder.mkdir(parents=True, exist_ok=True)
-    losses = draw({each.case.name: proof.curve(each) for each in proof.cases})
-    begin, rest = losses.split(">", 1)
-    alone = f"{begin}>{PICTURE_STYLE}{rest}\n"
-    (folder / "curves.svg").write_text(alone, encoding="utf-8")
-    numbers = json.dumps(to_table(proof), indent=1) + "\n"
-    (folder / "proof.json").write_text(numbers, encoding="utf-8")
-    report = folder / "report.html"
-    report.write_text(render(proof, losses, title=title), encoding="utf-8")
-    return report
+    file = folder / "proof.json"
+    file.write_text(json.dumps(to_table(proof), indent=1) + "\n", encoding="utf-8")
+    return file
 
 
 def to_table(proof: Proof) -> dict[str, object]:
@@ -260,99 +198,3 @@ def to_table(proof: Proof) -> dict[str, object]:
         "skipped": proof.skipped,
         "losses": {each.case.name: proof.curve(each) for each in proof.cases},
     }
-
-
-def render(proof: Proof, losses: str, *, title: str) -> str:
-    """Return the whole page."""
-    facts = [*proof.facts(), time.strftime("%Y-%m-%d %H:%M")]
-    verdict = "<span class='good'>✓ The training is the same in all runs.</span>"
-    if not proof.holds:
-        verdict = "<span class='bad'>✗ The runs differ.</span>"
-    wide = f"The wide line is {proof.cases[0].case.name}; the others are drawn on top of it."
-    body = [f"<h1>{escape(title)}</h1><p class='facts'>{escape(' · '.join(facts))}</p>"]
-    body.append(f"<p class='verdict'>{verdict}</p>")
-    for cause in proof.causes:
-        body.append(f"<section><h2>What broke it: {escape(cause.name)}</h2>")
-        body.append(f"<p>{escape(cause.evidence)}</p><p>{escape(cause.fix)}</p></section>")
-    body += [_comparisons(proof), _section("Losses", losses, wide)]
-    about = escape(f"proof of {title}")
-    return PAGE.format(title=about, style=STYLE, body="\n".join(body))
-
-
-def _comparisons(proof: Proof) -> str:
-    rows = [_row(each) for each in proof.comparisons]
-    for name, reason in proof.skipped.items():
-        why = f"<td class='wide' colspan='5'>skipped: {escape(reason)}</td>"
-        rows.append(f"<tr><td>{escape(name)}</td>{why}</tr>")
-    head = (
-        "<th>run</th><th>compared with</th><th>losses</th><th>weights</th><th>allowed</th><th></th>"
-    )
-    note = (
-        "Largest differences: losses relative to their size, trained weights relative to their size if it is above 1. "
-        "Runs with the same number of ranks must be identical."
-    )
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    return _section("Differences", table, note)
-
-
-def _row(each: Comparison) -> str:
-    weights = "not recorded" if each.weights is None else _number(each.weights)
-    where = f" in step {each.loss_step}" if each.loss_step and not each.agrees else ""
-    inside = f" ({each.parameter})" if each.parameter and not each.agrees else ""
-    mark = "<span class='good'>✓</span>" if each.agrees else "<span class='bad'>✗</span>"
-    numbers = (_number(each.loss) + where, weights + inside, _number(each.limit))
-    cells = "".join(f"<td class='number'>{escape(text)}</td>" for text in numbers)
-    return (
-        f"<tr><td>{escape(each.name)}</td><td>{escape(each.against)}</td>{cells}"
-        f"<td class='wide'>{mark} {escape(each.note)}</td></tr>"
-    )
-
-
-def _number(value: float) -> str:
-    return "0" if value == 0 else f"{value:.1e}"
-
-
-def _section(title: str, content: str, note: str) -> str:
-    picture = f"<div class='picture'>{content}</div><p class='facts'>{escape(note)}</p>"
-    return f"<section><h2>{title}</h2>{picture}</section>"
-
-
-def draw(curves: Curves) -> str:
-    """Draw losses on top of each other as SVG. The first curve is wide and pale, so that equal ones are seen on it."""
-    points = [point for curve in curves.values() for point in curve.items()]
-    values = [value for _, value in points if math.isfinite(value)] or [0.0, 1.0]
-    margin = 0.05 * (max(values) - min(values)) or 0.5
-    low, high = min(values) - margin, max(values) + margin
-    first, last = min(at for at, _ in points or [(0, 0)]), max(at for at, _ in points or [(1, 0)])
-
-    def place(at: float, value: float) -> tuple[float, float]:
-        x = LEFT + (at - first) / ((last - first) or 1) * (RIGHT - LEFT)
-        return x, BOTTOM - (value - low) / (high - low) * (BOTTOM - TOP)
-
-    parts = [_label((LEFT + RIGHT) / 2, BOTTOM + 38, "step", "middle"), _label(4, 12, "loss")]
-    for value in (low + (high - low) * part / 5 for part in range(6)):
-        y = place(first, value)[1]
-        parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{RIGHT}"/>')
-        parts.append(_label(LEFT - 8, y + 4, to_label(value), "end"))
-    for mark in sorted({first + (last - first) * part // 5 for part in range(6)}):
-        parts.append(_label(place(mark, low)[0], BOTTOM + 20, f"{mark:,}", "middle"))
-    for number, (name, curve) in enumerate(curves.items()):
-        dash = DASHES[number % len(DASHES)]
-        style = (
-            f'stroke="{COLOURS[number % len(COLOURS)]}" stroke-width="2" stroke-dasharray="{dash}"'
-        )
-        if number == 0:
-            style = f'stroke="{COLOURS[0]}" stroke-width="7" stroke-opacity=".35"'
-        dots = [place(at, value) for at, value in sorted(curve.items()) if math.isfinite(value)]
-        line = "L".join(f"{x:.1f} {y:.1f}" for x, y in dots) or "0 0"
-        parts.append(f'<path class="line" d="M{line}" {style}><title>{escape(name)}</title></path>')
-        x, y = LEFT + number % 2 * 412, BOTTOM + 62 + number // 2 * ROW
-        parts += [f'<path class="line" d="M{x} {y}h34" {style}/>', _label(x + 42, y + 4, name)]
-    height = BOTTOM + 62 + -(-len(curves) // 2) * ROW
-    about = escape(f"loss by step of {len(curves)} runs")
-    size = f'viewBox="0 0 {RIGHT + 20} {height}" style="min-width:630px" role="img" aria-label="{about}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join(parts)}</svg>'
-
-
-def _label(x: float, y: float, text: str, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
