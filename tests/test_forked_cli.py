@@ -42,12 +42,12 @@ def test_a_command_that_does_not_end_is_killed(forked_cli: Commands, tmp_path: P
     env = {**os.environ, "PACELINE_SCRATCH": str(tmp_path / "scratch")}
     with pytest.raises(subprocess.TimeoutExpired):
         # the guard fails if it goes on
-        forked_cli(["ui", "--no-browser"], cwd=tmp_path, env=env, timeout=3)
+        forked_cli(["ui"], cwd=tmp_path, env=env, timeout=3)
 
 
 def test_the_guard_sees_forked_commands(forked_cli: Commands, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        streams = forked_cli.start(connection, ["ui", "--no-browser"], tmp_path, dict(os.environ))
+        streams = forked_cli.start(connection, ["ui"], tmp_path, dict(os.environ))
         deadline = time.monotonic() + 60
         while not any(streams.parts) and time.monotonic() < deadline:
             time.sleep(0.05)

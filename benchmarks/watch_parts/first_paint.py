@@ -58,7 +58,7 @@ def measure(folder: Path, count: int, active: int, repeats: int) -> None:
 
 @contextmanager
 def _served(environment: dict[str, str], folder: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "paceline", "ui", "--no-browser"]
+    command = [sys.executable, "-m", "paceline", "ui"]
     with subprocess.Popen(
         command, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True
     ) as process:

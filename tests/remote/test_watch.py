@@ -167,7 +167,7 @@ def test_what_was_seen_is_shown_without_a_connection(
     report = laptop("report", "--on", "plain", "--light", "-o", "here.html", check=True)
     assert "hello from there" in (project / "here.html").read_text(), report.stderr
     assert laptop("ps", "--on", "plain", check=True).stdout.count("digits") == 1
-    watcher = watch("ui", "--on", "plain", "--no-browser")
+    watcher = watch("ui", "--on", "plain")
     watcher.wait_for("Press Ctrl-C")
     watcher.process.send_signal(signal.SIGINT)
     assert watcher.finish() == 0
@@ -224,9 +224,7 @@ def test_the_browser_shows_runs_through_a_lost_connection_and_acts_there(
             describe_processes([command.pid])
         )
         run.own()
-        watcher = Watcher(
-            lab, project, "ui", "ui", "--on", "plain", "--no-browser", "--allow-actions"
-        )
+        watcher = Watcher(lab, project, "ui", "ui", "--on", "plain", "--allow-actions")
         watcher.wait_for("Press Ctrl-C")
         link = re.search(r"http://127.0.0.1:\d+\S+", watcher.output.read_text())
         assert link is not None
@@ -325,7 +323,7 @@ def test_no_reader_stays_on_the_login_node(
     run.print("one\n")
     laptop("login", "plain", check=True)
     following = Watcher(lab, project, "follow", "logs", "-f", "--on", "plain")
-    viewing = Watcher(lab, project, "view", "ui", "--on", "plain", "--no-browser")
+    viewing = Watcher(lab, project, "view", "ui", "--on", "plain")
     following.wait_for("one\n")
     viewing.wait_for("Press Ctrl-C")
     for watcher in (following, viewing):

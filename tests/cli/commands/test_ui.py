@@ -25,7 +25,7 @@ def started(
     scratch: Path, *options: str, **variables: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start the command; yield it with its link. It is ended with Ctrl-C."""
-    command = [sys.executable, "-m", "paceline", "ui", "--no-browser", *options]
+    command = [sys.executable, "-m", "paceline", "ui", *options]
     environment = {**os.environ, "PACELINE_SCRATCH": str(scratch), **variables}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(command, env=environment, cwd=scratch.parent, **streams) as process:
@@ -83,7 +83,7 @@ def test_a_port_in_use_is_named(paceline: Callable[..., Completed]) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = paceline("ui", "--no-browser", "--port", str(port))
+        done = paceline("ui", "--port", str(port))
     assert done.returncode == 1
     assert f"port {port}" in done.stderr
     assert "token" not in done.stdout

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from paceline.ui.web import app as web_server
 from tests.ui.web.conftest import Console, Served
 from tests.ui.web.folders import make_run
 
@@ -141,24 +140,6 @@ def test_the_link_works_from_another_page(page: Any, served: Served, stranger: S
     page.click("a")
     page.wait_for_url(served.base)
     assert is_in(page, served)
-
-
-def test_a_browser_is_opened_without_the_token_on_its_command_line(
-    page: Any, served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr(web_server.webbrowser, "open", opened.append)
-    with web_server.opened_browser(served.link):
-        while not opened:
-            pass
-        (address,) = opened
-        assert served.access.token not in address
-        path = Path(address.removeprefix("file://"))
-        assert path.parent.stat().st_mode & 0o077 == 0
-        page.goto(address)
-        page.wait_for_url(served.base)
-        assert is_in(page, served)
-    assert not path.parent.exists()
 
 
 def test_charts_need_nothing_that_the_policy_forbids(

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import socket
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -34,10 +34,6 @@ def command(
     tunnel: Annotated[
         bool, typer.Option("--tunnel", help="Print the ssh command for your own machine.")
     ] = False,
-    browser: Annotated[
-        bool | None,
-        typer.Option("--browser/--no-browser", help="Open a browser; default: on a desktop."),
-    ] = None,
     allow_actions: Annotated[
         bool,
         typer.Option("--allow-actions", help="Let the page cancel, stop and requeue your runs."),
@@ -58,7 +54,7 @@ def command(
             hint=f"Install it: {sys.executable} -m pip install 'paceline[ui]'",
         )
     from paceline.ui.web.access import Access
-    from paceline.ui.web.app import Answers, listen, make_app, make_server, opened_browser
+    from paceline.ui.web.app import Answers, listen, make_app, make_server
 
     answers, access = Answers(runs.scratch_here(), allow_actions=allow_actions), Access()
     server = make_server(make_app(answers, access))
@@ -72,17 +68,6 @@ def command(
             print(f"  ssh -N -L {chosen}:127.0.0.1:{chosen} {there}\n")
         text = "Anyone with the link can see your runs, so keep it private. Press Ctrl-C to stop."
         print(text, flush=True)
-        with opened_browser(link) if _wants_browser(browser) else nullcontext():
-            server.run(sockets=[listener])
+        server.run(sockets=[listener])
     console.say_note("stopped; your runs keep running")
     return 0
-
-
-def _wants_browser(asked: bool | None) -> bool:
-    """Whether to open a browser: as asked, or else if this is a desktop."""
-    if asked is not None:
-        return asked
-    has_screen = sys.platform == "darwin" or any(
-        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
-    )
-    return has_screen and "SSH_CONNECTION" not in os.environ and sys.stdout.isatty()

@@ -13,17 +13,12 @@ api/events?key=KEY          of a run: `details`, `curves` (`whole`: they replace
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import socket
-import tempfile
-import threading
 import time
-import webbrowser
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from html import escape
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -352,18 +347,3 @@ def make_server(app: Starlette) -> uvicorn.Server:
     )
     server = app.state.server = uvicorn.Server(config)
     return server
-
-
-@contextlib.contextmanager
-def opened_browser(link: str) -> Iterator[None]:
-    """Open the link in a browser by way of a file that only this user can read.
-
-    All users of a machine can read command lines, and so the browser's.
-    """
-    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:  # mode 0700
-        page = Path(folder, "open.html")
-        address = escape(link)
-        page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
-        # A browser may not return before it ends.
-        threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True).start()
-        yield
