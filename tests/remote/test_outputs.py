@@ -47,7 +47,7 @@ def test_the_table_of_a_sweep_arrives_here(
     assert "0.125" in done.stdout
     assert "wrote the trials to /dev/stdout" in done.stderr
     run = ("show", "--openmetrics", "--on", "plain")
-    for line in ((*show, "--csv"), (*show, "--report"), (*run, "--output")):
+    for line in ((*show, "--csv"), (*run, "--output")):
         wrong = laptop(*line, "digits.out")
         assert (wrong.returncode, "would be written on plain" in wrong.stderr) == (2, True)
     # the login node has no Plotly

@@ -13,7 +13,6 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -25,7 +24,7 @@ from paceline.sweep.report import describe_trials
 from paceline.sweep.results import read_sweep
 from paceline.ui.text import encode
 from paceline.watch.details import read_details
-from paceline.watch.metrics import Curve, Curves, MetricsReader
+from paceline.watch.metrics import Curve, Curves, MetricsReader, thin
 from paceline.watch.records import read_record
 from paceline.watch.run_log import LogLine, RunLog
 
@@ -86,24 +85,15 @@ def _run(folder: RunFolder, key: str, *, share: int) -> Answers:
 
 
 def thin_curve(curve: Curve, points: int) -> dict[str, Any]:
-    """Return at most so many points: of neighbours, the lowest and the highest, so that no spike
-    disappears.
-    """
-    length, values = len(curve.values), curve.values
-    kept = set(range(length))
-    if length > points:
-        size = max(1, points // 2)
-        kept = {0, length - 1}
-        for part in pairwise(length * index // size for index in range(size + 1)):
-            kept |= {
-                min(range(*part), key=values.__getitem__),
-                max(range(*part), key=values.__getitem__),
-            }
+    """Return at most so many points, about, with all spikes."""
+    kept = list(zip(curve.steps, curve.times, curve.values, strict=True))
+    if len(kept) > points:
+        kept = thin(kept, max(1, points // 2))
     return {
         "name": curve.name,
-        "steps": [curve.steps[index] for index in sorted(kept)],
-        "times": [round(curve.times[index], 1) for index in sorted(kept)],
-        "values": [float(f"{values[index]:.6g}") for index in sorted(kept)],
+        "steps": [step for step, _, _ in kept],
+        "times": [round(time, 1) for _, time, _ in kept],
+        "values": [float(f"{value:.6g}") for _, _, value in kept],
     }
 
 

@@ -88,11 +88,6 @@ def status() -> str:
     return f"{problem}; showing data received until {show_moment(_shown.news()['here'])}"
 
 
-def clock() -> dict[str, float | bool]:
-    """Return the clock of whoever writes the runs, for a page to count by; it may stand still."""
-    return {"now": now(), "runs": not _problem()}
-
-
 def place(path: Path | str) -> str:
     """Return where a file is for a person to read: of a copy, on which cluster and where there."""
     if _shown is None or not Path(path).is_relative_to(_shown.scratch):

@@ -135,7 +135,7 @@ def test_dots_have_the_numbers_of_their_trials(scratch: Path) -> None:
 def test_the_report_has_figures(
     searched: SweepFolder, paceline: Callable[..., Completed], tmp_path: Path
 ) -> None:
-    paceline("sweep", "show", "digits", "--report", "report.html", check=True, cwd=tmp_path)
+    paceline("report", "digits", "-o", "report.html", check=True, cwd=tmp_path)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<b>out" not in page  # output of trials is text, not markup
     answers = read_answers(page)
@@ -239,7 +239,7 @@ def test_a_large_sweep_reads_one_small_file_per_trial(tmp_path: Path) -> None:
 def test_a_missing_folder_is_named(
     searched: SweepFolder, tmp_path: Path, paceline: Callable[..., Completed]
 ) -> None:
-    completed = paceline("sweep", "show", "digits", "--report", "nowhere/report.html", cwd=tmp_path)
+    completed = paceline("sweep", "show", "digits", "--csv", "nowhere/trials.csv", cwd=tmp_path)
     assert completed.returncode == 2
     assert "there is no folder 'nowhere'" in completed.stderr
 

@@ -9,7 +9,6 @@ import typer
 
 from paceline.cli import console, runs, typer_options
 from paceline.contract.files import is_standard_output, show_size, write_output
-from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import SweepFolder
 
 
@@ -41,21 +40,16 @@ def command(
 
     The file has the pages of `paceline ui`: curves, log, nodes, where the time went, settings and code.
     """
-    write_report(runs.run_or_sweep(name), output, light=light)
-    return 0
-
-
-def write_report(folder: RunFolder | SweepFolder, output: Path, *, light: bool = False) -> None:
-    """Write the report of a run or a sweep, and say where it is."""
     from paceline.ui.report import render, run_answers, sweep_answers
 
     typer_options.require_folder(output)
+    folder = runs.run_or_sweep(name)
     answers, title = (
         sweep_answers(folder) if isinstance(folder, SweepFolder) else run_answers(folder)
     )
     page = render(answers, title=title, light=light)
     write_output(output.absolute(), page)
-    size = len(page.encode())
     hint = " (--light writes a small one, without Plotly)" if not light else ""
     say = console.say_note if is_standard_output(output) else print
-    say(f"wrote the report to {output}, {show_size(size)}{hint}")
+    say(f"wrote the report to {output}, {show_size(len(page.encode()))}{hint}")
+    return 0

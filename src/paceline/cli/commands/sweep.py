@@ -16,7 +16,6 @@ import typer
 from rich.text import Text
 
 from paceline.cli import console, runs, typer_options
-from paceline.cli.commands.report import write_report
 from paceline.cli.console import Column, fit, print_columns
 from paceline.contract.files import is_standard_output, write_output
 from paceline.contract.foreign_records import read_fields
@@ -235,10 +234,6 @@ def show(
     csv: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write all trials to FILE.")
     ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option("--report", metavar="FILE", help="Write an HTML page with plots to FILE."),
-    ] = None,
     as_json: typer_options.AsJson = False,
 ) -> int:
     """Show a sweep: its trials, best first, its progress and its failures.
@@ -247,25 +242,20 @@ def show(
       paceline sweep show                          the newest sweep
       paceline sweep show digits --sort lr         sorted by a parameter
       paceline sweep show digits --csv digits.csv  all trials, for other programs
-      paceline sweep show digits --report digits.html
-
-    The report is one file, as of `paceline report`: Optuna's figures, and a table that sorts and filters.
+      paceline report digits -o digits.html        one page: Optuna's figures, and a table that sorts and filters
     """
-    folder = find_sweep(name, runs.scratch_here())
-    sweep = read_sweep(folder)
+    sweep = read_sweep(find_sweep(name, runs.scratch_here()))
     if csv is not None:
         typer_options.require_folder(csv)
         write_output(csv.absolute(), to_csv(sweep))
         say = console.say_note if is_standard_output(csv) else print
         say(f"wrote the trials to {csv}")
-    if report is not None:
-        write_report(folder, report)
     if as_json:
         console.print_json(
             sweep=make_sweep_overview(sweep).to_json(),
             trials=[trial.to_json() for trial in sweep.trials],
         )
-    elif csv is None and report is None:
+    elif csv is None:
         _print(sweep, sort_by(sweep, rows(sweep), sort), count)
     return 0
 
