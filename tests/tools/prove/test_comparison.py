@@ -10,8 +10,7 @@ import pytest
 from paceline.errors import UsageError
 from paceline.tools.prove.comparison import largest_difference, loss_scale
 from paceline.tools.prove.evidence import SampleComparison
-from paceline.tools.prove.local_runner import choose_folder
-from paceline.tools.prove.records import Case, CaseRecords, RankRecords
+from paceline.tools.prove.records import Case, CaseRecords, RankRecords, choose_folder
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,16 @@ from pathlib import Path
 from pyflakes.checker import Checker
 from pyflakes.messages import UndefinedLocal, UndefinedName
 
-from paceline.tools.adopt import distributed
-from paceline.tools.adopt.script import MAX_DEPTH, Script, last_name
+from paceline.tools.adopt.script import (
+    MAX_DEPTH,
+    Script,
+    find_mistakes,
+    framework_of,
+    last_name,
+    needs_spawn,
+    preset_of,
+    sign_of,
+)
 from paceline.tools.adopt.side_effects import SideEffects
 from paceline.tools.adopt.source_edits import Edit, Remark, Source, apply
 from paceline.tools.adopt.training import Training, find_training, given_parameters, loss_of
@@ -59,8 +67,8 @@ def advise(source: Source) -> Advice:
     script = Script(source)
     found = find_training(script)
     quoted = shlex.quote(source.name)
-    run, sign = f"paceline run --nproc 2 {quoted}", distributed.sign_of(script)
-    framework = distributed.framework_of(script, distributed.preset_of(script))
+    run, sign = f"paceline run --nproc 2 {quoted}", sign_of(script)
+    framework = framework_of(script, preset_of(script))
     if "paceline" in script.packages():
         steps = [run, f"paceline prove {quoted}"]
         advice = Advice("It already uses Paceline: nothing to change.", next_steps=steps)
@@ -88,11 +96,11 @@ def advise(source: Source) -> Advice:
 def _distributed(
     script: Script, framework: str, sign: tuple[int, str] | None, quoted: str
 ) -> Advice:
-    style = "--style spawn " if distributed.needs_spawn(script) else ""
+    style = "--style spawn " if needs_spawn(script) else ""
     command = f"paceline run {style}--nproc 2 {quoted}"
     if framework == "Horovod":
         command = f"paceline submit --style mpirun {quoted}"
-    remarks = list(distributed.find_mistakes(script))
+    remarks = list(find_mistakes(script))
     where = f"{sign[1]} in line {sign[0]}" if sign is not None else ""
     verdict = f"None needed: it is distributed already ({where}), and Paceline starts its ranks."
     if framework:

@@ -33,11 +33,12 @@ from paceline.ui.terminal.panes import (
     FactsPane,
     LogPane,
     Rule,
+    RunTable,
+    Titles,
     sweep_facts,
     sweep_heading,
 )
 from paceline.ui.terminal.rows import Row, list_title, log_title
-from paceline.ui.terminal.run_table import RunTable, Titles
 from paceline.ui.terminal.screens import CSS, NO_RUNS, Asking, Help, key_line
 from paceline.ui.text import plain
 from paceline.watch import origin
