@@ -23,7 +23,7 @@ from paceline.errors import EnvironmentProblem
 from paceline.sweep.report import describe_trials
 from paceline.sweep.results import read_sweep
 from paceline.ui.text import encode
-from paceline.watch.details import read_details
+from paceline.watch.details import read_details, thin_samples
 from paceline.watch.metrics import Curve, Curves, MetricsReader, thin
 from paceline.watch.records import read_record
 from paceline.watch.run_log import LogLine, RunLog
@@ -98,12 +98,12 @@ def thin_curve(curve: Curve, points: int) -> dict[str, Any]:
 
 
 def _thin_node(node: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """Keep the newest sample of a node, and an even share of those before it."""
-    every = max(1, -(-len(node["samples"]) // count))
-    samples = node["samples"][::-every][::-1]
     names = ("time", "cpu", "memory", "gpus")
-    kept = [{name: each[name] for name in names if name in each} for each in samples]
-    return {**node, "samples": kept}
+    samples = thin_samples(node["samples"], count)
+    return {
+        **node,
+        "samples": [{name: each[name] for name in names if name in each} for each in samples],
+    }
 
 
 def _log(folder: RunFolder, size: int) -> list[dict[str, Any]]:

@@ -8,43 +8,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.ui.terminal.plots import (
-    bar,
-    divide_width,
-    line_plot,
-    short_number,
-    sparkline,
-    supports_unicode,
-)
+from paceline.ui.terminal.plots import bar, divide_width, line_plot, short_number, sparkline
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 
 
 def test_a_falling_line_goes_from_the_upper_left_to_the_lower_right() -> None:
-    assert line_plot([(0, 10.0), (100, 0.0)], width=26, height=4, unicode=False) == [
-        "10 +''...",
-        "   |     '''...",
-        "   |           '''...",
-        " 0 +                 '''..",
-        "   +----------------------",
+    assert line_plot([(0, 10.0), (100, 0.0)], width=26, height=4) == [
+        "10 ┤⠉⠒⠢⠤⣀⡀",
+        "   │     ⠈⠑⠒⠤⢄⣀",
+        "   │           ⠉⠑⠒⠤⢄⡀",
+        " 0 ┤                ⠈⠉⠒⠢⠤⣀",
+        "   └──────────────────────",
         "    0       step       100",
     ]
 
 
 def test_values_over_decades_have_a_log_scale_that_is_named() -> None:
     falls = [(0, 100.0), (50, 0.1), (100, 0.0001)]
-    assert line_plot(falls, width=36, height=5, unicode=False) == [
-        "   100 +''....",
-        "       |      '''....",
-        "   0.1 +             '''..",
-        "       |                  '''...",
-        "0.0001 +                        ''..",
-        "       +----------------------------",
+    assert line_plot(falls, width=36, height=5) == [
+        "   100 ┤⠉⠒⠢⠤⣀",
+        "       │     ⠉⠑⠒⠤⢄⡀",
+        "   0.1 ┤          ⠈⠉⠒⠢⠤⣀⡀",
+        "       │                ⠈⠉⠒⠢⠤⣀⡀",
+        "0.0001 ┤                      ⠈⠉⠒⠢⠤⣀",
+        "       └────────────────────────────",
         "        0         log y          100",
     ]
-    assert "log y" in line_plot(falls, width=20, height=5, unicode=False)[-1]
-    narrow = line_plot(falls, width=16, height=5, unicode=False)
-    assert narrow[2].startswith("    50 +"), "a scale that cannot be named is not used"
+    assert "log y" in line_plot(falls, width=20, height=5)[-1]
+    narrow = line_plot(falls, width=16, height=5)
+    assert narrow[2].startswith("    50 ┤"), "a scale that cannot be named is not used"
 
 
 @pytest.mark.parametrize(
@@ -52,10 +45,7 @@ def test_values_over_decades_have_a_log_scale_that_is_named() -> None:
 )
 def test_other_values_have_a_linear_scale(values: list[float]) -> None:
     plot = line_plot(
-        [(float(step), value) for step, value in enumerate(values)],
-        width=60,
-        height=5,
-        unicode=False,
+        [(float(step), value) for step, value in enumerate(values)], width=60, height=5
     )
     assert plot
     assert "log" not in plot[-1]
@@ -84,19 +74,16 @@ def test_a_line_has_a_dot_in_every_column() -> None:
     points=st.lists(st.tuples(NUMBERS, NUMBERS), max_size=30),
     width=st.integers(0, 90),
     height=st.integers(0, 12),
-    unicode=st.booleans(),
 )
 @settings(max_examples=300, deadline=None)
 def test_no_line_is_wider_than_asked_whatever_the_numbers(
-    points: list[tuple[float, float]], width: int, height: int, unicode: bool
+    points: list[tuple[float, float]], width: int, height: int
 ) -> None:
-    plot = line_plot(points, width=width, height=height, unicode=unicode)
+    plot = line_plot(points, width=width, height=height)
     assert len(plot) in (0, height + 2)
     assert all(len(row) <= width for row in plot)
-    assert unicode or all(row.isascii() for row in plot)
-    line = sparkline([y for _, y in points], width, unicode=unicode)
+    line = sparkline([y for _, y in points], width)
     assert len(line) <= width
-    assert unicode or line.isascii()
 
 
 def test_sparklines_show_the_course_of_the_values() -> None:
@@ -129,24 +116,6 @@ def test_a_divided_width_is_used_up(amounts: dict[str, float], width: int) -> No
         assert columns == {}
 
 
-@pytest.mark.parametrize(("share", "expected"), [(0.5, "##.."), (2.0, "####"), (math.nan, "....")])
+@pytest.mark.parametrize(("share", "expected"), [(0.5, "██░░"), (2.0, "████"), (math.nan, "░░░░")])
 def test_bars(share: float, expected: str) -> None:
-    assert bar(share, 4, unicode=False) == expected
-
-
-def test_unicode_needs_an_encoding_that_has_it() -> None:
-    assert [
-        supports_unicode(each) for each in ("utf-8", "ascii", "iso-8859-1", None, "no-such")
-    ] == [True, False, False, False, False]
-
-
-@pytest.mark.parametrize(
-    ("locale", "unicode"), [("C", False), ("POSIX", False), ("C.UTF-8", True), ("", True)]
-)
-def test_a_plain_locale_gets_plain_characters(
-    monkeypatch: pytest.MonkeyPatch, locale: str, *, unicode: bool
-) -> None:
-    """Python itself prints UTF-8 in any case."""
-    with monkeypatch.context() as patch:
-        patch.setenv("LC_ALL", locale)
-        assert supports_unicode("utf-8") == unicode
+    assert bar(share, 4) == expected

@@ -8,7 +8,16 @@ import pytest
 
 from paceline.sweep.overview import SweepOverview
 from paceline.ui.terminal.panes import sweep_facts
-from paceline.ui.terminal.rows import LOSS_WIDTH, _loss, arrange, fit, row_line, summary, title_line
+from paceline.ui.terminal.rows import (
+    LOSS_WIDTH,
+    _loss,
+    arrange,
+    fit,
+    liveliness,
+    row_line,
+    summary,
+    title_line,
+)
 from paceline.ui.text import plain
 from paceline.watch.overview import Overview
 
@@ -97,7 +106,7 @@ def test_the_trials_of_a_sweep_are_one_row_that_unfolds() -> None:
         run("", "done", trial=3),
     ]
     (row,) = arrange(trials, [SWEEP])
-    assert (row.name, row.counts, row.liveliness, row.is_over) == (
+    assert (row.name, row.counts, liveliness(row), row.is_over) == (
         "lr",
         "1 running, 7 pending, 2 done",
         0,
@@ -127,7 +136,7 @@ def test_a_sweep_counts_trials_that_have_not_started() -> None:
     assert [row.status for row in rows] == ["running", "running", "queued"]
     assert [row_line(row, fit(100)).plain.split()[2] for row in rows[1:]] == ["running", "queued"]
     over = replace(SWEEP, is_over=True, counts={"done": 9, "failed": 1})
-    assert (arrange([], [over])[0].status, arrange([], [over])[0].liveliness) == ("failed", 2)
+    assert (arrange([], [over])[0].status, liveliness(arrange([], [over])[0])) == ("failed", 2)
     assert [row.name for row in arrange(runs, [SWEEP, queued], wanted="other")] == ["other"]
     assert "7 pending" in sweep_facts(rows[1]).plain
     assert "acc 0.75, trial 3" in sweep_facts(rows[1]).plain

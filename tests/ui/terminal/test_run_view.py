@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -140,19 +138,6 @@ def test_the_time_line_shows_what_happened_when(folder: RunFolder) -> None:
     assert "n1" in text
     assert "CPU ███░░░ 50% · memory ██░░░░ 25% · 2 GPUs ████░░ 75% GPU memory ███░░░ 50%" in text
     assert '... File "train.py", line 27' in text
-
-
-def test_without_unicode_the_pictures_are_ascii(folder: RunFolder) -> None:
-    environ = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline", "show", str(folder.path)],
-        env=environ,
-        capture_output=True,
-        check=True,
-    )
-    text = done.stdout.decode("ascii")
-    assert re.search(r"^time line  \.+s+#+w+x+\.+s+#+$", text, re.M)
-    assert "CPU ###... 50%" in text
 
 
 def test_json_is_the_details(folder: RunFolder) -> None:

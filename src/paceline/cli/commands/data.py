@@ -37,11 +37,6 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def group() -> None:
-    """Send data to a cluster, and prepare the data that runs stage to the nodes' disks."""
-
-
 @app.command(cls=GroupedCommand)
 def stage(
     paths: Annotated[

@@ -45,11 +45,6 @@ SIZES = {
 }
 
 
-@app.callback()
-def group() -> None:
-    """Build and list the environments of runs."""
-
-
 @app.command(cls=GroupedCommand)
 @typer_options.takes_settings("env")
 def build(

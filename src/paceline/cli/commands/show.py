@@ -20,7 +20,6 @@ from paceline.slurm.commands import known_jobs
 from paceline.spec.quantities import show_seconds
 from paceline.spec.shell_text import command_line, type_again
 from paceline.ui.terminal import run_view
-from paceline.ui.terminal.plots import supports_unicode
 from paceline.watch import origin
 from paceline.watch.details import RunDetails, read_details, write_openmetrics
 from paceline.watch.failure import describe_start
@@ -123,7 +122,7 @@ def _show_differences(folder: RunFolder) -> int:
 
 def show_run(record: Record, details: RunDetails, out: Console) -> None:
     """Print a run, the most important first."""
-    width, unicode = _picture_size(out)
+    width = _picture_width(out)
     _print_facts(state_facts(record, details.overview), out)
     if record.status != DONE:
         _print_lines(run_view.failure_lines(details.failure), out)
@@ -131,30 +130,27 @@ def show_run(record: Record, details: RunDetails, out: Console) -> None:
         asked, commands = asked_facts(record, details), command_facts(record, details.commands)
     _print_facts(asked, out, apart=True)
     show_pictures(record, details, out)
-    _print_lines(run_view.node_lines(details, width=width, unicode=unicode), out)
+    _print_lines(run_view.node_lines(details, width=width), out)
     _print_facts(commands, out, apart=True)
 
 
 def show_pictures(record: Record, details: RunDetails, out: Console) -> None:
     """Print where the time of a run went, and its curves."""
-    width, unicode = _picture_size(out)
+    width = _picture_width(out)
     curves = Curves()
     curves.add(MetricsReader(record.folder.metrics).read_new())
-    _print_lines(run_view.timeline_lines(details, width=width, unicode=unicode), out)
+    _print_lines(run_view.timeline_lines(details, width=width), out)
     # The time line of a single attempt is a bar of its goodput already.
     has_bar = len(details.attempts) > 1
-    time_went = run_view.goodput_lines(
-        details.goodput, width=width, unicode=unicode, with_bar=has_bar
-    )
+    time_went = run_view.goodput_lines(details.goodput, width=width, with_bar=has_bar)
     _print_lines(time_went, out, apart=has_bar)
     loss = details.overview.loss_name
-    _print_lines(run_view.curve_lines(curves.all(), first=loss, width=width, unicode=unicode), out)
+    _print_lines(run_view.curve_lines(curves.all(), first=loss, width=width), out)
 
 
-def _picture_size(out: Console) -> tuple[int, bool]:
-    """Return how wide pictures may be, and whether they may have more characters than ASCII."""
+def _picture_width(out: Console) -> int:
     width = PICTURE_WIDTH if out.width == console.PIPE_WIDTH else min(out.width, MAX_PICTURE_WIDTH)
-    return width - INDENT, supports_unicode(out.encoding)
+    return width - INDENT
 
 
 def _print_facts(facts: list[Fact], out: Console, *, apart: bool = False) -> None:

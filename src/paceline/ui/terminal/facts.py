@@ -42,7 +42,7 @@ FRAME = 3  # lines of a plot besides the curve: title, axis, steps
 def facts(details: RunDetails, width: int, *, whole: bool = False) -> Text:
     """Return the facts of a run. `whole` leaves nothing out."""
     run = details.overview
-    shares = goodput_lines(details.goodput, width=width - LABEL, unicode=True)
+    shares = goodput_lines(details.goodput, width=width - LABEL)
     parts = [progress(run, width), labelled(shares)]
     if run.trial is not None and not whole:  # its settings include them
         parts.insert(0, parameters(details.config))
@@ -154,7 +154,7 @@ def nodes(found: Sequence[NodeDetails], width: int, *, whole: bool) -> Text:
         newest = [sample for sample in node.samples if "error" not in sample][-1:]
         host = node.host.partition(".")[0]
         now = replace(node, host=host, samples=newest)
-        bars = describe_node(now, width=width - LABEL, unicode=True)
+        bars = describe_node(now, width=width - LABEL)
         lines.append((f"node {node.node}", bars))
     if len(found) > len(shown):
         lines.append(("", Text(f"and {len(found) - len(shown)} more: press enter to see them")))

@@ -1,35 +1,21 @@
-"""Plots made of characters: a curve with axes, a sparkline, bars. Plain text, also without Unicode."""
+"""Plots made of characters: a curve with axes, a sparkline, bars."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
-ASCII_BLOCKS = " .:-=+*#@"
 BRAILLE = 0x2800
 # of a character: rows from the top, two columns
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-ASCII_DOTS = {0: " ", 1: "'", 2: ".", 3: ":"}  # two rows, one column
 LARGEST = 1e300  # so that differences are finite
 LOG_SPAN = 100.0  # the largest value over the smallest, above which a curve needs a log scale
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
 
 Point = tuple[float, float]
-
-
-def supports_unicode(encoding: str | None) -> bool:
-    """Return whether a stream can print these characters. Python prints UTF-8 also if the user asks for plain C."""
-    if os.environ.get("LC_ALL") in ("C", "POSIX"):
-        return False
-    try:
-        (BLOCKS + chr(BRAILLE)).encode(encoding or "ascii")
-    except (LookupError, UnicodeError):
-        return False
-    return True
 
 
 def short_number(value: float) -> str:
@@ -40,7 +26,7 @@ def short_number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def sparkline(values: Iterable[float], width: int, *, unicode: bool = True) -> str:
+def sparkline(values: Iterable[float], width: int) -> str:
     """Return a curve in one line: the mean of the values in each column."""
     # no sum or difference of these is infinite
     known = [max(-LARGEST, min(each, LARGEST)) for each in values if math.isfinite(each)]
@@ -50,16 +36,15 @@ def sparkline(values: Iterable[float], width: int, *, unicode: bool = True) -> s
     ends = [column * len(known) // columns for column in range(columns + 1)]
     means = [fmean(known[one:two]) for one, two in pairwise(ends)]
     low, high = min(means), max(means)
-    blocks = BLOCKS if unicode else ASCII_BLOCKS
-    top = len(blocks) - 1
+    top = len(BLOCKS) - 1
     if low >= high:
-        return blocks[top // 2] * columns
+        return BLOCKS[top // 2] * columns
     shares = [(mean - low) / (high - low) for mean in means]
-    return "".join(blocks[1 + round(share * (top - 1))] for share in shares)
+    return "".join(BLOCKS[1 + round(share * (top - 1))] for share in shares)
 
 
 def line_plot(
-    points: Iterable[Point], *, width: int, height: int, unicode: bool = True, x_name: str = "step"
+    points: Iterable[Point], *, width: int, height: int, x_name: str = "step"
 ) -> list[str]:
     """Return a curve with axes in `height` lines and two more; no line is wider than `width`.
 
@@ -72,16 +57,16 @@ def line_plot(
     values = [y for _, y in known]
     if min(values) > 0 and max(values) / LOG_SPAN > min(values):
         logs = [(x, math.log10(min(y, LARGEST))) for x, y in known]
-        plot = _plot(logs, width=width, height=height, unicode=unicode, x_name="log y", log=True)
+        plot = _plot(logs, width=width, height=height, x_name="log y", log=True)
         if plot and "log y" in plot[-1]:
             return plot
-    return _plot(known, width=width, height=height, unicode=unicode, x_name=x_name)
+    return _plot(known, width=width, height=height, x_name=x_name)
 
 
-def bar(share: float, width: int, *, unicode: bool = True) -> str:
+def bar(share: float, width: int) -> str:
     """Return a bar that is full for a share of 1."""
     full = round(min(1.0, max(0.0, share)) * width) if math.isfinite(share) else 0
-    return ("█" if unicode else "#") * full + ("░" if unicode else ".") * (width - full)
+    return "█" * full + "░" * (width - full)
 
 
 def divide_width(amounts: Mapping[str, float], width: int) -> dict[str, int]:
@@ -98,13 +83,7 @@ def divide_width(amounts: Mapping[str, float], width: int) -> dict[str, int]:
 
 
 def _plot(
-    points: Sequence[Point],
-    *,
-    width: int,
-    height: int,
-    unicode: bool,
-    x_name: str,
-    log: bool = False,
+    points: Sequence[Point], *, width: int, height: int, x_name: str, log: bool = False
 ) -> list[str]:
     low, high = _range([y for _, y in points])
     labels = _tick_labels(low, high, height, log=log)
@@ -113,11 +92,10 @@ def _plot(
     if columns < 2:
         return []
     left, right = min(x for x, _ in points), max(x for x, _ in points)
-    canvas = _Canvas(columns, height, unicode=unicode)
+    canvas = _Canvas(columns, height)
     canvas.draw([(_share(x, left, right), _share(y, low, high)) for x, y in points])
-    axis, tick, corner, line = ("│", "┤", "└", "─") if unicode else ("|", "+", "+", "-")
     rows = [
-        f"{labels.get(row, ''):>{margin}} {tick if row in labels else axis}{text}"
+        f"{labels.get(row, ''):>{margin}} {'┤' if row in labels else '│'}{text}"
         for row, text in enumerate(canvas.rows())
     ]
     first, last = short_number(left), short_number(right)
@@ -126,7 +104,7 @@ def _plot(
     below = f"{first}{named}{last}"[:columns]
     return [
         row.rstrip()
-        for row in [*rows, f"{'':>{margin}} {corner}{line * columns}", f"{'':>{margin}}  {below}"]
+        for row in [*rows, f"{'':>{margin}} └{'─' * columns}", f"{'':>{margin}}  {below}"]
     ]
 
 
@@ -158,13 +136,11 @@ def _share(value: float, low: float, high: float) -> float:
 
 
 class _Canvas:
-    """Dots in characters: 2 x 4 in one of Braille, or 1 x 2 in ASCII."""
+    """Dots in characters of Braille: 2 x 4 in each."""
 
-    def __init__(self, columns: int, rows: int, *, unicode: bool) -> None:
-        self._unicode = unicode
-        self._across, self._down = (2, 4) if unicode else (1, 2)
+    def __init__(self, columns: int, rows: int) -> None:
         self._cells = [[0] * columns for _ in range(rows)]
-        self._width, self._height = columns * self._across, rows * self._down
+        self._width, self._height = columns * 2, rows * 4
 
     def draw(self, points: Sequence[Point]) -> None:
         """Draw a line through points within (0, 0), at the lower left, and (1, 1)."""
@@ -181,12 +157,9 @@ class _Canvas:
                 )
 
     def _set(self, x: int, y: int) -> None:
-        bit = DOTS[y % 4][x % 2] if self._unicode else 1 << y % 2
-        self._cells[y // self._down][x // self._across] |= bit
+        self._cells[y // 4][x // 2] |= DOTS[y % 4][x % 2]
 
     def rows(self) -> list[str]:
-        if self._unicode:
-            return [
-                "".join(chr(BRAILLE + cell) if cell else " " for cell in row) for row in self._cells
-            ]
-        return ["".join(ASCII_DOTS[cell] for cell in row) for row in self._cells]
+        return [
+            "".join(chr(BRAILLE + cell) if cell else " " for cell in row) for row in self._cells
+        ]

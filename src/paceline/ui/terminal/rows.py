@@ -53,11 +53,6 @@ class Row:
         return max(known)
 
     @property
-    def liveliness(self) -> int:
-        """A number that is smaller the more a row needs looking at."""
-        return 2 if self.is_over else 1 if self.status in WAITING else 0
-
-    @property
     def status(self) -> str:
         return self._overview.status
 
@@ -80,7 +75,8 @@ class Row:
         return ", ".join(f"{found[state]} {state}" for state in ordered)
 
 
-def liveliness(run: Overview) -> int:
+def liveliness(run: Overview | Row) -> int:
+    """Return a number that is smaller the more a run or a sweep needs looking at."""
     return 2 if run.is_over else 1 if run.status in WAITING else 0
 
 
@@ -108,7 +104,7 @@ def arrange(
     for key, found in trials.items():
         ordered = tuple(sorted(found, key=lambda run: run.trial or 0))
         rows.append(Row(key, None, known[key], ordered, is_open=key in unfolded))
-    rows.sort(key=lambda row: (row.liveliness, -row.created))
+    rows.sort(key=lambda row: (liveliness(row), -row.created))
     listed = []
     for row in rows[:MAX_ROWS]:
         trials_of = sorted(row.trials, key=liveliness) if row.is_open else []

@@ -21,15 +21,14 @@ Line = tuple[str, Text]  # a label and what stands beside it
 
 # How each category looks: colour, and a character that tells it apart without colours.
 LOOKS = {
-    "queued": ("grey50", "░", "."),
-    "starting": ("yellow", "▒", "s"),
-    "running": ("blue", "█", "r"),
-    "training": ("green", "█", "#"),
-    "saving": ("cyan", "▓", "w"),
-    "lost": ("red", "x", "x"),
-    "idle": ("grey37", "·", "-"),
+    "queued": ("grey50", "░"),
+    "starting": ("yellow", "▒"),
+    "running": ("blue", "█"),
+    "training": ("green", "█"),
+    "saving": ("cyan", "▓"),
+    "lost": ("red", "x"),
+    "idle": ("grey37", "·"),
 }
-UNKNOWN_LOOK = ("default", "?", "?")
 PART_NAMES = {"first_batch": "first batch", "setup": "set-up", "data": "waiting for data"}
 MIN_PART = 0.005  # of the wall time: a smaller part is not named
 PLOT_HEIGHT = 7
@@ -63,13 +62,13 @@ def failure_lines(failure: Failure | None) -> list[Line]:
     return [("traceback", title), *(("", Text(line, "dim")) for line in shown)]
 
 
-def curve_lines(curves: Sequence[Curve], *, first: str, width: int, unicode: bool) -> list[Line]:
+def curve_lines(curves: Sequence[Curve], *, first: str, width: int) -> list[Line]:
     """Return a plot of the curve with the name `first`, and a sparkline of each other one."""
     lines: list[Line] = []
     for curve in curves:
         if curve.name == first:
             points = list(zip(curve.steps, curve.values, strict=True))
-            plot = line_plot(points, width=width, height=PLOT_HEIGHT, unicode=unicode)
+            plot = line_plot(points, width=width, height=PLOT_HEIGHT)
             for number, row in enumerate(plot):
                 axis = (
                     len(plot[-2]) - len(plot[-2].lstrip()) + 1 if number < PLOT_HEIGHT else len(row)
@@ -84,16 +83,16 @@ def curve_lines(curves: Sequence[Curve], *, first: str, width: int, unicode: boo
     )
     for number, curve in enumerate(others[:MAX_SPARKLINES]):
         value = short_number(curve.values[-1])
-        line = sparkline(curve.values, min(40, width - margin - 12), unicode=unicode)
+        line = sparkline(curve.values, min(40, width - margin - 12))
         text = Text(f"{shorten(curve.name, NAME_WIDTH):<{margin}} {value:>9} ").append(line, "cyan")
         lines.append(("metrics" if number == 0 else "", text))
     return lines
 
 
-def node_lines(details: RunDetails, *, width: int, unicode: bool) -> list[Line]:
+def node_lines(details: RunDetails, *, width: int) -> list[Line]:
     """Return a line of bars for each node, over its newest samples."""
     lines = [
-        (f"node {node.node}", describe_node(node, width=width, unicode=unicode))
+        (f"node {node.node}", describe_node(node, width=width))
         for node in details.nodes[:MAX_NODES]
         if node.samples
     ]
@@ -106,7 +105,7 @@ def node_lines(details: RunDetails, *, width: int, unicode: bool) -> list[Line]:
     return lines
 
 
-def describe_node(node: NodeDetails, *, width: int, unicode: bool) -> Text:
+def describe_node(node: NodeDetails, *, width: int) -> Text:
     """Return bars of what a node uses, as the mean of its samples."""
     shares: list[tuple[str, float | None]] = [
         ("CPU", _mean(node.samples, "cpu", 100.0)),
@@ -121,7 +120,7 @@ def describe_node(node: NodeDetails, *, width: int, unicode: bool) -> Text:
     margin, length = text.cell_len + 3, text.cell_len
     for name, share in shares:
         if share is not None:
-            piece = Text(f"{name} ").append(bar(share, BAR, unicode=unicode), _colour(name, share))
+            piece = Text(f"{name} ").append(bar(share, BAR), _colour(name, share))
             piece.append(f" {share:.0%}")
             if length + 3 + piece.cell_len > width:
                 text.append("\n" + " " * margin)
@@ -156,9 +155,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value) and abs(value) < 1e18
 
 
-def goodput_lines(
-    goodput: Goodput, *, width: int, unicode: bool, with_bar: bool = True
-) -> list[Line]:
+def goodput_lines(goodput: Goodput, *, width: int, with_bar: bool = True) -> list[Line]:
     """Return a bar of all categories, their shares, and how often the run has failed."""
     if goodput.total <= 0:
         return []
@@ -168,10 +165,11 @@ def goodput_lines(
         for name, columns in divide_width(
             {name: goodput.seconds[name] for name in SHARES}, width
         ).items():
-            bar.append(glyph(name, unicode=unicode) * columns, LOOKS[name][0])
+            colour, glyph = LOOKS[name]
+            bar.append(glyph * columns, colour)
         lines.append(("goodput", bar))
     lines.append(("" if with_bar else "goodput", Text()))
-    for entry in _legend(goodput, unicode=unicode):
+    for entry in _legend(goodput):
         last = lines[-1][1]
         if last and len(last) + 2 + len(entry) > width:
             lines.append(("", entry))
@@ -181,11 +179,12 @@ def goodput_lines(
     return lines
 
 
-def _legend(goodput: Goodput, *, unicode: bool) -> Iterable[Text]:
+def _legend(goodput: Goodput) -> Iterable[Text]:
     for name in SHARES:
         if goodput.seconds[name] <= 0:
             continue
-        text = Text().append(glyph(name, unicode=unicode), LOOKS[name][0])
+        colour, glyph = LOOKS[name]
+        text = Text().append(glyph, colour)
         text.append(f" {name} {_share(goodput.seconds[name], goodput.total)}")
         parts = {
             PART_NAMES.get(part, part): seconds
@@ -212,22 +211,20 @@ def _sum(goodput: Goodput) -> str:
     return text
 
 
-def timeline_lines(details: RunDetails, *, width: int, unicode: bool) -> list[Line]:
+def timeline_lines(details: RunDetails, *, width: int) -> list[Line]:
     """Return the run's time from left to right, one line for each attempt, and when its jobs started."""
     spans = details.timeline
     lines: list[Line] = []
     if spans:
         began, ended = spans[0].began, spans[-1].ended
-        lines.append(("time line", draw_spans(spans, began, ended, width=width, unicode=unicode)))
+        lines.append(("time line", draw_spans(spans, began, ended, width=width)))
         lines.append(("", _ends(began, ended, width)))
     for attempt in details.attempts:
         lines.append((f"attempt {attempt.number}", Text(describe_attempt(attempt))))
     return lines
 
 
-def draw_spans(
-    spans: Sequence[Span], began: float, ended: float, *, width: int, unicode: bool
-) -> Text:
+def draw_spans(spans: Sequence[Span], began: float, ended: float, *, width: int) -> Text:
     """Return a line whose columns show what most of their time went into; blank where the run was over."""
     text = Text()
     column = (ended - began) / width
@@ -243,8 +240,11 @@ def draw_spans(
             shares[span.kind] = (
                 shares.get(span.kind, 0.0) + min(right, span.ended) - max(left, span.began)
             )
-        kind = max(shares, key=lambda each: shares[each]) if shares else ""
-        text.append(glyph(kind, unicode=unicode) if kind else " ", LOOKS[kind][0] if kind else "")
+        if shares:
+            colour, glyph = LOOKS[max(shares, key=lambda each: shares[each])]
+            text.append(glyph, colour)
+        else:
+            text.append(" ")
     return text
 
 
@@ -271,8 +271,3 @@ def describe_attempt(attempt: AttemptDetails) -> str:
     who = f"rank {failure.rank} on {host}" if failure.rank is not None else host
     where = f"\nat {failure.where}" if failure.where else ""
     return printable(f"{verdict}{took}: {who}: {failure.text}{where}")
-
-
-def glyph(kind: str, *, unicode: bool = True) -> str:
-    """Return the character of a category; without colours, it tells them apart."""
-    return LOOKS.get(kind, UNKNOWN_LOOK)[1 if unicode else 2]
