@@ -26,7 +26,7 @@ for name in (
     "numpy",
     "paceline.agent.health.heartbeat",
     "paceline.launch.run_half_zip",
-    "paceline.tools.prove.records",
+    "paceline.tools.prove.local_runner",
     "paceline.runtime.data.evaluation",
     "paceline.runtime.data.streams.stream_loader",
     "tests.forked_ranks",

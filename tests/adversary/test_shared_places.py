@@ -14,7 +14,7 @@ from paceline.agent.health.heartbeat import Heartbeats
 from paceline.contract.files import find_own_folder, make_own_folder, open_own_file, own_folder_name
 from paceline.staging.cache import Lock
 from paceline.staging.cleanup import make_private_folder
-from paceline.tools.sandbox.daemons import allocation_lock
+from paceline.tools.sandbox.network import allocation_lock
 from tests.adversary.second_user import OWNER, STRANGER, call_as, needs_two_users, shared_folder
 
 pytestmark = [needs_two_users, pytest.mark.timeout(30)]  # on most of these we used to wait for ever

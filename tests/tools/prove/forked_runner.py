@@ -16,14 +16,8 @@ from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.rank_records import ProofSpec
 from paceline.contract.run_folder import RunFolder
-from paceline.tools.prove.records import (
-    Case,
-    CaseRecords,
-    Script,
-    make_spec,
-    read_logged,
-    read_ranks,
-)
+from paceline.tools.prove.local_runner import Script, make_spec
+from paceline.tools.prove.records import Case, CaseRecords, read_logged, read_ranks
 from tests.forked_ranks import Ranks
 
 HERE = Path(__file__).parent

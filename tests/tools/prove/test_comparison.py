@@ -10,7 +10,8 @@ import pytest
 from paceline.errors import UsageError
 from paceline.tools.prove.comparison import largest_difference, loss_scale
 from paceline.tools.prove.evidence import SampleComparison
-from paceline.tools.prove.records import Case, CaseRecords, RankRecords, choose_folder
+from paceline.tools.prove.local_runner import choose_folder
+from paceline.tools.prove.records import Case, CaseRecords, RankRecords
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import pytest
 from paceline.errors import RunError
 from paceline.spec.job import Program
 from paceline.tools.prove.evidence import SampleComparison
+from paceline.tools.prove.local_runner import Script
 from paceline.tools.prove.proof import Proof, Prover, Request
-from paceline.tools.prove.records import CaseRecords, Script, plan_cases
+from paceline.tools.prove.records import CaseRecords, plan_cases
 from tests.forked_ranks import Ranks
 from tests.tools.prove.forked_runner import ForkedRunner
 

@@ -18,8 +18,9 @@ from paceline.launch.machine import current_folder, detect_machine
 from paceline.launch.run_folder import create_scratch, resolve_scratch
 from paceline.spec.job import Job, Program
 from paceline.spec.option import OUTPUT, Flag
+from paceline.tools.prove.local_runner import LocalRunner, Script, choose_folder
 from paceline.tools.prove.proof import Proof, Prover, Request, write_numbers
-from paceline.tools.prove.records import Case, LocalRunner, Script, choose_folder, plan_cases
+from paceline.tools.prove.records import Case, plan_cases
 
 KERNELS = "runtime.deterministic"  # on GPUs, equal runs differ without it
 

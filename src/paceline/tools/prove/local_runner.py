@@ -1,0 +1,248 @@
+"""Runs the cases of a proof on this machine, one after the other, each as a run with its own folder.
+
+Each run also has its own working directory, a copy of the project like that of submitted jobs, so that a script that
+loads any checkpoint it finds does not continue from an earlier case.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+from paceline.contract import env
+from paceline.contract.checkpoint import checkpoint_step, find_checkpoints
+from paceline.contract.foreign_records import read_object
+from paceline.contract.rank_records import ProofSpec
+from paceline.contract.run_folder import RunFolder
+from paceline.contract.verdict import DONE, FAILED, STOPPED
+from paceline.errors import RunError, UsageError
+from paceline.launch.agents import ParallelRuns
+from paceline.launch.local_plan import LocalPlan
+from paceline.launch.local_run import LocalRun
+from paceline.launch.resume import read_launch_spec
+from paceline.launch.submission import EarlierRun
+from paceline.spec.job import Job, Program
+from paceline.spec.option import Flag
+from paceline.spec.shell_text import quote
+from paceline.tools.prove.records import Case, CaseRecords, read_logged, read_ranks
+from paceline.watch.failure import describe_failure
+
+Progress = Callable[[Case], None]  # gets each case when it begins
+
+
+@dataclass(frozen=True)
+class Script:
+    """The script, and how its arguments depend on the number of ranks."""
+
+    program: Program
+    # the option for the batch size per rank, whose value here is the global one
+    batch_arg: str | None = None
+    metrics: str | None = None  # the file of JSON lines that it writes
+
+    def arguments(self, case: Case, folder: Path) -> tuple[str, ...]:
+        values = {"ranks": str(case.ranks), "steps": str(case.steps), "folder": str(folder)}
+        args = self._divided(case) if self.batch_arg else list(self.program.args)
+        return tuple(_fill(each, values) for each in args)
+
+    def metrics_file(self, case: Case, folder: Path, *, cwd: Path) -> Path | None:
+        """Return the file of a run that works in `cwd`."""
+        if self.metrics is None:
+            return None
+        return cwd / _fill(self.metrics, {"ranks": str(case.ranks), "folder": str(folder)})
+
+    def _divided(self, case: Case) -> list[str]:
+        found, flag = list(self.program.args), self.batch_arg or ""
+        for number, each in enumerate(found):
+            name, equals, value = each.partition("=")
+            if name != flag:
+                continue
+            where = number if equals else number + 1
+            text = value if equals else (found[where] if where < len(found) else "")
+            if not text.isdigit():
+                raise UsageError(
+                    f"{flag} has no number in the script's arguments.",
+                    hint=f"For example {flag} 64.",
+                )
+            each_rank = divide(int(text), case.ranks)
+            found[where] = f"{name}={each_rank}" if equals else str(each_rank)
+            return found
+        raise UsageError(
+            f"--batch-arg names {flag}, but the script's arguments do not contain it.",
+            hint=f"Add the global batch size: paceline prove --batch-arg {flag} {self.program.name} {flag} 64",
+        )
+
+
+def divide(batch: int, ranks: int) -> int:
+    if batch % ranks:
+        raise UsageError(
+            f"{ranks} ranks cannot share a batch of {batch} evenly.",
+            hint=f"Use a multiple of {ranks}, or other --ranks.",
+        )
+    return batch // ranks
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
+class LocalRunner:
+    """Starts each case as `paceline run` would, with a recorder in every rank."""
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        load: Callable[[Program, Sequence[Flag]], Job],
+        folder: Path,
+        progress: Progress,
+    ) -> None:
+        self.script, self.folder, self.progress = script, folder, progress
+        self._load = load
+        self._pool = ParallelRuns(1)
+
+    def run(self, case: Case, against: Sequence[Case]) -> CaseRecords:
+        self.progress(case)
+        own = self.folder / "cases" / case.slug
+        own.mkdir(parents=True)
+        spec = make_spec(case, against, own=own, weights=self.folder / "weights")
+        run = self._create(case, own, _write(spec, own))
+        folder = run.plan.run_path.folder
+        verdict = self._launch(run.plan)
+        note, stopped_after = "", 0
+        if case.interrupted and verdict == STOPPED:
+            note, stopped_after, verdict = self._resume(case, own, spec, folder)
+        elif case.interrupted and verdict == DONE:
+            note = "it ended before it could be interrupted; use more --steps"
+        if self._pool.stopping:
+            raise KeyboardInterrupt
+        if verdict == FAILED:
+            raise _failure(case, folder)
+        # the final weights are in a file of their own
+        shutil.rmtree(folder.checkpoints, ignore_errors=True)
+        metrics = self.script.metrics_file(case, own, cwd=Path(run.plan.launch_spec.cwd))
+        return replace(
+            self._read(case, own, folder, metrics), note=note, stopped_after=stopped_after
+        )
+
+    def _create(self, case: Case, own: Path, spec: Path) -> LocalRun:
+        job = self._job(case, own)
+        variables = {env.PROOF: str(spec)}
+        run = LocalRun(job, in_copy=job.project.snapshot, variables=variables)
+        run.prepare(["paceline", "prove", job.program.name, *job.program.args])
+        return run
+
+    def _job(self, case: Case, own: Path) -> Job:
+        program = self.script.program
+        flags = [
+            Flag("--ranks", "launch.nproc", case.ranks),
+            Flag("--styles", "launch.style", case.style),
+            Flag("--steps", "runtime.max_steps", case.steps),
+            Flag("--tee", "launch.tee", "none"),
+            Flag("--scratch", "project.scratch", str(self.folder / "runs")),
+            Flag("--snapshot", "project.snapshot", True),
+            Flag("--workdir", "project.workdir", "snapshot"),
+            Flag("--wandb", "tracking.wandb", False),
+        ]
+        program = replace(program, args=self.script.arguments(case, own))
+        job = self._load(program, flags)
+        if not self.folder.is_relative_to(job.folder.absolute()):
+            return job
+        # The proof itself is not part of the project.
+        exclude = (*job.project.exclude, str(self.folder.relative_to(job.folder.absolute())))
+        return self._load(program, [*flags, Flag("--output", "project.exclude", exclude)])
+
+    def _launch(self, plan: LocalPlan) -> str:
+        verdicts: list[str] = []
+        self._pool.run(
+            [0],
+            begin=lambda number, slot: plan,
+            end=lambda number, verdict: verdicts.append(verdict),
+            stop=lambda count: None,
+            poll=lambda: None,
+        )
+        return verdicts[0] if verdicts else FAILED
+
+    def _resume(
+        self, case: Case, own: Path, spec: ProofSpec, folder: RunFolder
+    ) -> tuple[str, int, str]:
+        """Start a run again that has stopped. Returns what kept it from that, the step, and the verdict."""
+        saved = find_checkpoints(folder.path)
+        if not saved:
+            return "nothing was saved: the script does not call run.resume", 0, STOPPED
+        step = checkpoint_step(saved[0].name) or 0
+        path = _write(replace(spec, stop_at=0), own)
+        about = read_object(folder.run_json)
+        earlier = EarlierRun(folder, about, read_launch_spec(folder), True)
+        variables = {env.PROOF: str(path)}
+        run = LocalRun(self._job(case, own), earlier=earlier, variables=variables)
+        run.prepare([])
+        return "", step, self._launch(run.plan)
+
+    def remove_weights(self) -> None:
+        shutil.rmtree(self.folder / "weights", ignore_errors=True)
+
+    def _read(self, case: Case, own: Path, folder: RunFolder, metrics: Path | None) -> CaseRecords:
+        logged = read_logged(folder.metrics if metrics is None else metrics)
+        if metrics is not None and not logged:
+            raise RunError(
+                f"The script has written no numbers to {metrics}.", hint="Check --metrics."
+            )
+        return CaseRecords(case, read_ranks(own, case.ranks), logged)
+
+
+def make_spec(case: Case, against: Sequence[Case], *, own: Path, weights: Path) -> ProofSpec:
+    """Return what the ranks of a case record in the folder `own`, with their final weights in `weights`."""
+    return ProofSpec(
+        folder=str(own),
+        steps=case.steps,
+        changes=[*case.without, *case.changes],
+        weights=str(weights / f"{case.slug}.pt"),
+        references={each.name: str(weights / f"{each.slug}.pt") for each in against},
+        stop_at=max(1, case.steps // 3) if case.interrupted else 0,
+    )
+
+
+def _write(spec: ProofSpec, own: Path) -> Path:
+    path = own / "probe.json"
+    path.write_text(spec.to_json(), encoding="utf-8")
+    return path
+
+
+def _failure(case: Case, folder: RunFolder) -> RunError:
+    lines = describe_failure(folder)
+    # a run's id does not lead there: it is not in the user's scratch folder
+    where = quote(str(folder.path))
+    what = "\n  ".join(
+        line.replace(folder.path.name, where) if "paceline logs" in line else line for line in lines
+    )
+    return RunError(
+        f"The script failed with {case.name}.", hint=what or f"See its logs in {folder.path}."
+    )
+
+
+def choose_folder(output: Path | None, project: Path, script: str) -> Path:
+    """Create the folder of a proof: the one that was asked for, or the next one of the project.
+
+    Two proofs that start at once must not share one, so it belongs to who creates it.
+    """
+    if output is not None:
+        try:
+            output.mkdir(parents=True)
+        except FileExistsError:
+            raise UsageError(
+                f"{output} already exists.", hint="Choose a new folder with --output."
+            ) from None
+        return output.absolute()
+    (project / "proofs").mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        folder = project / "proofs" / f"{Path(script).stem}-{number}"
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise AssertionError
