@@ -17,10 +17,15 @@ from paceline.agent import optuna_study
 from paceline.agent.sweep_trial import arguments, close_trial, main, merge_params, open_trial
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.pruning import is_below_median, is_halved, read_reports
 from paceline.contract.sweep_folder import NoPoint, Point, Search, SweepFolder
 from paceline.errors import LaunchError, UsageError
-from paceline.runtime.metrics.report import TrialReporter, report
+from paceline.runtime.metrics.report import (
+    TrialReporter,
+    is_below_median,
+    is_halved,
+    read_reports,
+    report,
+)
 from paceline.staging.working_directory import WorkingDirectory
 
 ORDER = LaunchSpec(
