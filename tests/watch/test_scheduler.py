@@ -381,15 +381,6 @@ def test_a_broken_or_foreign_file_is_an_empty_answer(tmp_path: Path) -> None:
     assert file.path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_process_that_holds_the_lock_for_ever_does_not_block_others_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = AnswerCache(tmp_path / "slurm-x.json")
-    monkeypatch.setattr(answer_cache, "LOCK_TIMEOUT", 0.1)
-    with file.lock(), pytest.raises(NoAnswer, match="Another Paceline process"), file.lock():
-        pass
-
-
 def test_jobs_of_a_sandbox_that_was_started_again_are_not_mistaken_for_older_ones(
     fake: FakeSlurm,
 ) -> None:
@@ -452,6 +443,7 @@ def test_the_name_of_the_cluster_is_asked_once(
 ) -> None:
     """Profiles need it in every command, such as a `ps` in a loop."""
     put_command(tmp_path, "sbatch", "exit 9")
+    put_command(tmp_path, "squeue", "exit 9")
     put_command(tmp_path, "scontrol", f"echo x >>{tmp_path}/calls; cat {tmp_path}/answer")
     with monkeypatch.context() as patch:
         patch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

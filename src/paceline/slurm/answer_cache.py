@@ -23,13 +23,11 @@ from typing import Any
 
 from paceline.contract.files import find_own_folder, make_own_folder, open_own_file
 from paceline.contract.run_folder import write_atomically
-from paceline.errors import NoAnswer
 from paceline.slurm.job_states import JobState
 
 MEMORY = "/dev/shm"
 PREFIX = "slurm-"
-LOCK_TIMEOUT = 75.0  # seconds; a question takes 60 at most
-MAX_AGE = 86400.0  # seconds after which the file of another Slurm is removed
+MAX_AGE = 86400.0  # seconds for which the name of the cluster is not asked again
 MAX_BYTES = 100_000_000
 
 
@@ -48,40 +46,17 @@ class Answer:
     took: float = 0.0  # seconds until it failed
 
     def to_json(self) -> str:
-        jobs = [_to_row(state) for state in self.jobs.values()]
-        accounting = [
-            [job, asked, _to_row(state) if state else None]
-            for job, (asked, state) in self.accounting.items()
-        ]
-        rest = {
-            "asked": self.asked,
-            "strikes": self.strikes,
-            "problem": self.problem,
-            "hint": self.hint,
-            "took": self.took,
-        }
-        return json.dumps({**rest, "jobs": jobs, "accounting": accounting})
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Answer:
         table: dict[str, Any] = json.loads(text)
-        jobs = [JobState(*row) for row in table["jobs"]]
+        jobs = {job: JobState(**state) for job, state in table["jobs"].items()}
         accounting = {
-            job: (asked, JobState(*row) if row else None) for job, asked, row in table["accounting"]
+            job: (asked, JobState(**state) if state else None)
+            for job, (asked, state) in table["accounting"].items()
         }
-        return cls(
-            float(table["asked"]),
-            {state.id: state for state in jobs},
-            accounting,
-            int(table["strikes"]),
-            str(table["problem"]),
-            str(table["hint"]),
-            float(table["took"]),
-        )
-
-
-def _to_row(state: JobState) -> list[str]:
-    return list(asdict(state).values())
+        return cls(**{**table, "jobs": jobs, "accounting": accounting})
 
 
 @dataclass(frozen=True)
@@ -108,32 +83,25 @@ class AnswerCache:
         try:
             with os.fdopen(open_own_file(self.path), "rb") as file:
                 return Answer.from_json(file.read(MAX_BYTES).decode())
-        except (OSError, ValueError, TypeError, KeyError):  # none yet, or that of another version
+        # none yet, or that of another version
+        except (OSError, ValueError, TypeError, LookupError, AttributeError):
             return Answer()
 
     def write(self, answer: Answer) -> None:
-        """Put a new answer in place, and remove old ones of other Slurms. A full disk is no reason
-        to fail.
-        """
+        """Put a new answer in place. A full disk is no reason to fail."""
         with suppress(OSError):
             write_atomically(self.path, answer.to_json(), mode=0o600)
-        for path in self.path.parent.glob(f"{PREFIX}*"):
-            with suppress(OSError):
-                if path.stem != self.path.stem and time.time() - path.lstat().st_mtime > MAX_AGE:
-                    path.unlink()
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only process that asks Slurm. Raises NoAnswer if another one does so for too
-        long.
-        """
+        """Be the only process that asks Slurm; a question takes a minute at most."""
         try:
             descriptor = open_own_file(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
         except OSError:  # the disk is full: ask without a lock
             yield
             return
         try:
-            _acquire(descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             os.close(descriptor)
@@ -167,19 +135,14 @@ def remember_name(ask: Callable[[], str]) -> str:
     """Return the name of the cluster, asking for it once a day: it does not change. An empty name
     is not kept.
     """
-    name = _name("scontrol")
-    if name is None:
+    cache = AnswerCache.here()
+    if cache is None:
         return ask()
-    try:
-        path = (make_own_folder(_base()) / name).with_suffix(".name")
-    except OSError:
-        return ask()
-    try:
+    path = cache.path.with_suffix(".name")
+    with suppress(OSError, ValueError):
         if 0 <= time.time() - path.lstat().st_mtime < MAX_AGE:
             with os.fdopen(open_own_file(path), encoding="utf-8") as file:
                 return file.read(200)
-    except (OSError, ValueError):
-        pass
     found = ask()
     with suppress(OSError):
         if found:
@@ -187,33 +150,15 @@ def remember_name(ask: Callable[[], str]) -> str:
     return found
 
 
-def _acquire(descriptor: int) -> None:
-    deadline, pause = time.monotonic() + LOCK_TIMEOUT, 0.01
-    while True:
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise NoAnswer(
-                    f"Another Paceline process has been waiting for Slurm for {LOCK_TIMEOUT:.0f} "
-                    "s.",
-                    hint="Check the controller with `scontrol ping`. If you have stopped a "
-                    "command with Ctrl-Z,"
-                    " continue it with `fg`.",
-                ) from None
-        time.sleep(pause)
-        pause = min(pause * 1.5, 0.2)
-
-
 def _base() -> str:
     return MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else tempfile.gettempdir()
 
 
-def _name(command: str = "squeue") -> str | None:
+def _name() -> str | None:
     """Return the file's name, which differs for each Slurm: a sandbox that is started again
     numbers its jobs anew.
     """
-    program = shutil.which(command)
+    program = shutil.which("squeue")
     if program is None:
         return None
     conf, version = os.environ.get("SLURM_CONF", ""), ""

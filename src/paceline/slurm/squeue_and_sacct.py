@@ -38,15 +38,7 @@ def queue() -> dict[str, JobState]:
         form,
     ]
     done = slurm.call(argv, environ={**os.environ, "SLURM_TIME_FORMAT": "standard"})
-    found = {}
-    for line in done.stdout.splitlines():
-        values = line.split(slurm.SEPARATOR)
-        if len(values) == len(_SQUEUE):
-            job, state, reason, nodes, start, elapsed = (value.strip() for value in values)
-            found[job] = JobState(
-                job, normalize_state(state), _reason(reason), nodes, start, elapsed
-            )
-    return found
+    return _parse(done.stdout, fields=len(_SQUEUE))
 
 
 def accounting(jobs: Sequence[str]) -> dict[str, JobState]:
@@ -75,14 +67,17 @@ def _account(jobs: Sequence[str]) -> dict[str, JobState]:
         )
     except ClusterError:
         return {}
+    return _parse(done.stdout, fields=len(_SACCT)) if done.returncode == 0 else {}
+
+
+def _parse(text: str, *, fields: int) -> dict[str, JobState]:
     found = {}
-    for line in done.stdout.splitlines() if done.returncode == 0 else ():
-        values = line.split(slurm.SEPARATOR)
-        if len(values) == len(_SACCT):
-            job, state, reason, nodes, start, elapsed, code = (value.strip() for value in values)
-            found[job] = JobState(
-                job, normalize_state(state), _reason(reason), nodes, start, elapsed, code
-            )
+    for line in text.splitlines():
+        values = [value.strip() for value in line.split(slurm.SEPARATOR)]
+        if len(values) == fields:
+            job, state, reason, *rest = values
+            known = "" if reason in ("None", "none", "(null)") else reason
+            found[job] = JobState(job, normalize_state(state), known, *rest)
     return found
 
 
@@ -97,10 +92,6 @@ def knows(job: str) -> bool:
     return (
         bool(done.stdout.strip()) if done.returncode == 0 else "Invalid job id" not in done.stderr
     )
-
-
-def _reason(text: str) -> str:
-    return "" if text in ("None", "none", "(null)") else text
 
 
 def numeric_job_id(job: str) -> str:
