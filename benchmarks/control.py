@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.contract.hostlist import expand
-from paceline.launch.slurm_plan import SlurmPlan, plan_slurm
+from paceline.launch.slurm_job import SlurmPlan, plan_slurm
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
 from paceline.spec.option import Flag

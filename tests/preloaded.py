@@ -25,7 +25,7 @@ for name in (
     # what the modules of tests import: a rank imports one before it can call its function
     "numpy",
     "paceline.agent.health.heartbeat",
-    "paceline.launch.run_half_zip",
+    "paceline.launch.submission",
     "paceline.tools.prove.local_runner",
     "paceline.runtime.data.evaluation",
     "paceline.runtime.data.streams.stream_loader",

@@ -18,8 +18,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import Search, SweepFolder
 from paceline.launch.actions import cancel_run
 from paceline.launch.environment.activation import environment_file
-from paceline.launch.environment_file import forget_secrets, secret_names
-from paceline.launch.secrets import Secrets
+from paceline.launch.secrets import Secrets, forget_secrets, secret_names
 from paceline.slurm.job_states import JobState
 from paceline.spec.job import Program
 from paceline.spec.load import load_job

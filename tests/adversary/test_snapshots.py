@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.code_snapshot import Snapshot, list_code
-from paceline.launch.secret_files import is_secret
+from paceline.launch.code_snapshot import Snapshot, is_secret, list_code
 from paceline.staging.working_directory import WorkingDirectory
 from tests.adversary.second_user import (
     OWNER,

@@ -23,7 +23,7 @@ import pytest
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import AttemptFolder, RunFolder
 from paceline.contract.verdict import read_verdict
-from paceline.launch.local_plan import START_AGENT
+from paceline.launch.local_run import START_AGENT
 from tests.fake_torch import write_fake_torch
 
 WITHIN = 100.0  # seconds; for a busy machine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.launch.local_plan import START_AGENT
+from paceline.launch.local_run import START_AGENT
 from paceline.watch.events import read_events
 from tests.agent.conftest import Launch, Launched
 

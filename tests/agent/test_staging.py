@@ -21,7 +21,7 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import FAILED, STOPPED, read_verdict
 from paceline.errors import LaunchError
-from paceline.launch.local_plan import START_AGENT
+from paceline.launch.local_run import START_AGENT
 from paceline.staging.cache import cached_item
 from paceline.staging.cleanup import make_private_folder
 from paceline.staging.manifest import scan

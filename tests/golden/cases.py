@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.launch.slurm_plan import SlurmPlan, plan_slurm
-from paceline.slurm.array_script import Trials
+from paceline.launch.slurm_job import SlurmPlan, plan_slurm
+from paceline.slurm.arrays import Trials
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
 from paceline.spec.option import Flag

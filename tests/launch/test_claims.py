@@ -17,7 +17,7 @@ import pytest
 from paceline.contract.claims import Holder, describe_processes, find_holder, local_job_start_name
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import ClusterError, UsageError
-from paceline.launch import claims
+from paceline.launch import run_folder as claims
 from paceline.slurm import squeue_and_sacct
 from paceline.slurm.job_states import JobState
 from paceline.watch.records import read_record

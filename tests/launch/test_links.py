@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import EnvironmentProblem, UsageError
-from paceline.launch import links as links_module
-from paceline.launch.links import check_args, find_links
+from paceline.launch import submission as links_module
+from paceline.launch.submission import check_args, find_links
 
 
 def make(folder: Path, *names: str) -> Path:

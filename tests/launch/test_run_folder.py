@@ -14,9 +14,8 @@ import pytest
 
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.launch import run_folder as folders
-from paceline.launch.machine import usable_gpus
-from paceline.launch.run_half_zip import stored_run_half, write_run_half
-from paceline.launch.submission import path_in_run, take_snapshot
+from paceline.launch.local_run import usable_gpus
+from paceline.launch.submission import path_in_run, stored_run_half, take_snapshot, write_run_half
 from paceline.spec.job import Job, Program
 from paceline.spec.load import load_job
 from paceline.spec.run_path import RunPath, list_runs_and_sweeps, new_run_id, run_path_of

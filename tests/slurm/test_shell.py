@@ -17,7 +17,7 @@ import pytest
 from paceline.contract import env
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import read_verdict
-from paceline.launch.interactive_shell import INTERACTIVE
+from paceline.launch.job_steps import INTERACTIVE
 from tests.fault_tolerance.runs import until
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import PLAIN, Paceline, diagnostics, project, rank_reports, run_of

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from paceline.contract.sweep_folder import SweepFolder
-from paceline.launch.local_plan import Machine
+from paceline.launch.local_run import Machine
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
 from paceline.spec.option import Flag

@@ -13,7 +13,7 @@ import pytest
 from paceline.contract.claims import describe_processes, local_job_start_name
 from paceline.contract.sweep_folder import Point, SweepFolder
 from paceline.errors import ClusterError, UsageError
-from paceline.launch.claims import claim_run
+from paceline.launch.run_folder import claim_run
 from paceline.slurm.job_states import JobState
 from paceline.sweep.folder import STARTER, mark_starter
 from paceline.sweep.results import Sweep, find_sweep, read_sweep, rows, sort_by

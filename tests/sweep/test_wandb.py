@@ -16,7 +16,7 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.sweep_folder import Point, SweepFolder
 from paceline.errors import EnvironmentProblem, LaunchError, UsageError
 from paceline.sweep.results import read_sweep
-from paceline.sweep.wandb import check_name, check_reachable
+from paceline.sweep.settings import check_name, check_reachable
 from tests.runtime.trackers.wandb_runs import service_environment, unreachable_service
 from tests.runtime.trackers.wandb_server import wandb_service
 from tests.sweep.folders import make_sweep

@@ -18,7 +18,7 @@ from paceline.spec.option import LIST, OUTPUT, PROJECT, SWITCH, VARIABLES, Flag,
 from paceline.spec.settings import options_of
 
 if TYPE_CHECKING:
-    from paceline.launch.submission import EarlierRun
+    from paceline.launch.resume import EarlierRun
     from paceline.spec.job import Job, Program
     from paceline.spec.load import ClusterProfile as ClusterProfileChoice
 
@@ -113,8 +113,8 @@ class Settings:
         self, run: str, args: Sequence[str] | None, *, is_module: bool, cwd: Path, backend: str
     ) -> tuple[Job, EarlierRun, str]:
         """Return the job to resume, the run that it continues, and a note on it."""
+        from paceline.launch.launch_spec import LOCAL
         from paceline.launch.resume import Typed, find_earlier_run
-        from paceline.launch.submission import LOCAL
         from paceline.spec.job import Program
 
         typed = Typed(self.flags, self.params, self.config, self.profile)

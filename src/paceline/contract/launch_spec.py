@@ -99,7 +99,7 @@ class LaunchSpec:
         return zlib.crc32(path.encode("utf-8", "surrogateescape")) >> 1
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"
+        return json.dumps(asdict(self), indent=1) + "\n"  # escapes keep arguments outside UTF-8
 
     @classmethod
     def from_json(cls, text: str) -> LaunchSpec:

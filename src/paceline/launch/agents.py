@@ -1,4 +1,6 @@
-"""The agents of runs on this machine: start them, pass signals on, and wait for them."""
+"""The agents of runs on this machine: start them, with a zygote that may have waited for them, pass
+signals on, and wait for them.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,22 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
+from paceline.agent.workers.warm import ask_all, reason_to_start_cold
+from paceline.agent.workers.zygote import prestart
 from paceline.agent.workers.zygote.prestart import Prestarted
+from paceline.agent.workers.zygote.start import FORKING_STYLES, ZygoteOptions
 from paceline.contract import env
 from paceline.contract.claims import local_job_start_name, record_processes
+from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.process import die_with_parent, is_open
 from paceline.contract.verdict import FAILED, RESTART_EXIT, read_verdict
 from paceline.errors import LaunchError
-from paceline.launch.local_plan import AgentCommand, LocalPlan
+from paceline.launch.local_run import AgentCommand, LocalPlan
 
 # how an agent ends that nobody asked to
 KILLED = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS)
@@ -270,3 +277,80 @@ def _handled(interrupt: Callable[[], None], stop: Callable[[], None]) -> Iterato
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def find_zygote(plan: LocalPlan, *, warm: int) -> tuple[prestart.Prestarted | None, list[str]]:
+    """Return the run's zygote, or None if its agent is to start one; and notes for the user.
+
+    `warm` is for how many seconds a warm process stays; 0 for none.
+    """
+    spec = plan.launch_spec
+    notes = describe_cold(spec, warm=warm)
+    warm = 0 if notes else warm
+    started = prestart.prestarted
+    if started is not None and (
+        started.options.warm != warm or (warm and not _fits(started, spec))
+    ):
+        started.discard()
+        started = None
+    if started is None and warm:
+        started = _start_zygote(spec, warm)
+    if started is not None and started.replaced:
+        notes.append(f"starting cold, because {started.replaced}")
+    return started, notes
+
+
+def describe_cold(spec: LaunchSpec, *, warm: int) -> list[str]:
+    """Return a note for the user if a run cannot have the warm process that it asks for."""
+    cold = _why_cold(spec) if warm else None
+    return [f"starting cold, because {cold}: --warm has no effect"] if cold else []
+
+
+def _why_cold(spec: LaunchSpec) -> str | None:
+    if spec.style not in FORKING_STYLES:
+        return f"the {spec.style} style does not fork ranks"
+    if spec.nodes > 1:
+        return "each simulated node imports torch itself"
+    return reason_to_start_cold(os.environ)
+
+
+def _fits(started: prestart.Prestarted, spec: LaunchSpec) -> bool:
+    """Whether the agent will accept the zygote that was started before the options were parsed."""
+    from paceline.agent.workers.forked_ranks import zygote_options
+
+    options = zygote_options(spec, os.environ)
+    variables = _variables(spec, options)
+    return (
+        started.python == spec.python
+        and (started.options.threads, started.options.preload) == (options.threads, options.preload)
+        and all(started.environ.get(name) == value for name, value in variables.items())
+    )
+
+
+def _start_zygote(spec: LaunchSpec, warm: int) -> prestart.Prestarted | None:
+    from paceline.agent.workers.forked_ranks import zygote_options
+
+    options = zygote_options(spec, os.environ, warm=warm)
+    try:
+        environ = {**os.environ, **_variables(spec, options)}
+        return prestart.Prestarted(spec.python, options, environ)
+    except OSError:  # the agent will try it again, and say what is wrong
+        return None
+
+
+def _variables(spec: LaunchSpec, options: ZygoteOptions) -> dict[str, str]:
+    from paceline.agent.workers.zygote.start import import_variables
+
+    return import_variables(spec.variables, only_known=not options.preload)
+
+
+def read_warm() -> list[dict[str, Any]]:
+    """Return the status of each warm process of this user."""
+    return ask_all("status")
+
+
+def stop_warm(pids: Collection[int] | None = None) -> list[dict[str, Any]]:
+    """End these warm processes of this user, or all, and return their last status. Running runs go
+    on.
+    """
+    return ask_all("stop_warm", pids)

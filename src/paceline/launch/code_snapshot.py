@@ -5,9 +5,11 @@ Copies are read-only, their owner's alone, and verified before they are used aga
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import hashlib
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -21,7 +23,6 @@ from pathlib import Path
 
 from paceline.contract.files import open_without_waiting, show_size
 from paceline.errors import EnvironmentProblem
-from paceline.launch.secret_files import is_secret, matches
 from paceline.spec.load import read_sent_code, repository_root
 
 MAX_FILES = 20_000
@@ -72,8 +73,27 @@ class CodeList:
     skipped_secrets: tuple[str, ...]
 
     def store(self, store: Path) -> Snapshot:
-        """Copy the files into `store`, unless an equal copy is already there."""
-        path = _store(self.folder, self.sizes, store)
+        """Copy the files into `store`, unless an equal copy is already there.
+
+        A copy is made in a temporary folder and renamed, so that concurrent runs with equal code do
+        not collide. It takes the place of one from which a clean-up of old files has removed some.
+        """
+        store.mkdir(parents=True, exist_ok=True)
+        wanted = _read_source(self.folder, self.sizes)
+        path = store / _digest(wanted)
+        if not _is_intact(path, wanted):
+            with tempfile.TemporaryDirectory(prefix=".partial-", dir=store) as temporary:
+                partial = Path(temporary, "new")
+                _copy(self.folder, wanted, partial)
+                path = store / _digest(copied := _read_copy(partial))  # exactly what was copied
+                if not _is_intact(path, copied):
+                    with suppress(FileNotFoundError):  # usually it is new
+                        os.rename(path, f"{temporary}/damaged")
+                try:
+                    os.rename(partial, path)
+                except OSError:  # another command was faster
+                    if not path.is_dir():
+                        raise
         return Snapshot(path, tuple(self.sizes), sum(self.sizes.values()))
 
 
@@ -239,32 +259,6 @@ def identify_code(folder: Path) -> CodeIdentity:
 # ----------------------------------------------------------------------------------------
 
 
-def _store(folder: Path, names: Iterable[str], store: Path) -> Path:
-    """Copy files of a folder into the store, unless they are there. Return the copy.
-
-    A copy is made in a temporary folder and renamed, so that concurrent runs with equal code do not
-    collide. It takes the place of one from which a clean-up of old files has removed some.
-    """
-    store.mkdir(parents=True, exist_ok=True)
-    wanted = _read_source(folder, names)
-    expected = store / _digest(wanted)
-    if _is_intact(expected, wanted):
-        return expected
-    with tempfile.TemporaryDirectory(prefix=".partial-", dir=store) as temporary:
-        partial = Path(temporary, "new")
-        _copy(folder, wanted, partial)
-        path = store / _digest(copied := _read_copy(partial))  # exactly what was copied
-        if not _is_intact(path, copied):
-            with suppress(FileNotFoundError):  # usually it is new
-                os.rename(path, f"{temporary}/damaged")
-        try:
-            os.rename(partial, path)
-        except OSError:  # another command was faster
-            if not path.is_dir():
-                raise
-    return path
-
-
 def _is_intact(copy: Path, wanted: Contents) -> bool:
     """Return whether a copy has exactly this. Its owner can change it, so another user's is not
     used.
@@ -339,3 +333,151 @@ def _copy(folder: Path, wanted: Contents, target: Path) -> None:
             shutil.copyfile(folder / name, target / name, follow_symlinks=False)
             if not (target / name).is_symlink():
                 (target / name).chmod(mode)
+
+
+# Any file of this name, in any folder and any case.
+_FILES = (
+    # variables
+    ".env",
+    ".env.*",
+    ".env-*",
+    ".env_*",
+    "*.env",
+    ".envrc",
+    ".envrc.*",
+    "*.tfvars",
+    "*.tfstate",
+    "*.tfstate.*",
+    # private keys and stores of keys
+    "*.pem",
+    "*.key",
+    "*.p12",
+    "*.pfx",
+    "*.jks",
+    "*.keystore",
+    "*.ppk",
+    "*.kdb",
+    "*.kdbx",
+    "id_rsa*",
+    "id_dsa*",
+    "id_ecdsa*",
+    "id_ed25519*",
+    # logins of programs
+    ".netrc",
+    "_netrc",
+    ".pypirc",
+    ".npmrc",
+    ".git-credentials",
+    ".pgpass",
+    ".my.cnf",
+    ".htpasswd",
+    ".s3cfg",
+    ".boto",
+    ".dockercfg",
+    ".dockerconfigjson",
+    ".vault-token",
+    "kaggle.json",
+    "rclone.conf",
+    "kubeconfig",
+    "kubeconfig.*",
+    "*.kubeconfig",
+    # whatever says so
+    "credentials*",
+    "*credentials.json",
+    "*[_-]credentials",
+    "*[_-]credentials.*",
+    "client_secret*.json",
+    "*service-account*.json",
+    "*service_account*.json",
+    "*serviceaccount*.json",
+    "secret",
+    "secret.*",
+    "secrets",
+    "secrets.*",
+    ".secrets",
+    ".secrets.*",
+    "token",
+    ".token",
+    "token.txt",
+    "*.token",
+    "*_token",
+    "*_token.txt",
+    "api[_-]key*",
+    "apikey*",
+    "*[_-]key",
+    "*[_-]key.txt",
+    "*gcp[_-]key*.json",
+    "*google[_-]key*.json",
+    "password",
+    "passwords",
+    "password.*",
+    "passwords.*",
+    "*[_-]password.txt",
+    "*[_-]passwords.txt",
+)
+
+# What editors and people append to the name of a copy.
+_COPY = re.compile(r"(?:~|\.(?:bak|backup|old|orig|save))+$")
+
+# Everything in folders of this name.
+_FOLDERS = (".aws", ".azure", ".gcloud", ".kaggle", ".kube", ".ssh", ".gnupg", ".secrets")
+
+# The same, but for code and documentation: packages have such names too.
+_NAMED_FOLDERS = ("secrets",)
+
+# Files by the end of their path.
+_PATHS = (
+    "*/.docker/config.json",
+    "*/.config/gcloud/*",
+    "*/gh/hosts.yml",
+    "*/wandb/settings",
+    "*/.config/containers/auth.json",
+)
+
+# Templates, public keys, code and documentation are not secret, whatever they are called.
+_HARMLESS = ("example.*", "sample.*", "template.*", ".env.example.*", "answer[_-]key*")
+_HARMLESS_ENDS = (
+    ".example",
+    ".sample",
+    ".template",
+    ".dist",
+    ".pub",
+    ".py",
+    ".pyi",
+    ".ipynb",
+    ".sh",
+    ".c",
+    ".cc",
+    ".cpp",
+    ".cu",
+    ".h",
+    ".md",
+    ".rst",
+    ".html",
+)
+
+
+def is_secret(path: str) -> bool:
+    """Return whether a file, by its path in a project, usually holds secrets."""
+    *folders, name = path.lower().split("/")
+    if any(folder in _FOLDERS for folder in folders):
+        return True
+    below = "/".join([*folders[-2:], name])
+    if matches(f"/{below}", _PATHS):
+        return True
+    original = _COPY.sub("", name)
+    if original.endswith(_HARMLESS_ENDS):  # first, because most files are code
+        return False
+    named = any(folder in _NAMED_FOLDERS for folder in folders)
+    looks_so = named or any(matches(each, _FILES) for each in {name, original})
+    return looks_so and not matches(original, _HARMLESS)
+
+
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Return whether a name matches one of these shell patterns."""
+    return _expression(patterns).match(name) is not None
+
+
+@functools.lru_cache
+def _expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")

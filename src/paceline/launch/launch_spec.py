@@ -10,16 +10,20 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import paceline
 from paceline.contract import env
+from paceline.contract.frameworks import describe_contract, find_preset, opens_session, read_sources
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact, redact_args, redact_text, redact_values
 from paceline.spec.job import Job
 from paceline.spec.run_path import RunPath
+from paceline.staging.request import StagingRequest, make_request
+
+LOCAL, SLURM = "local", "slurm"  # backends
 
 # The runtime's settings, and the keys that set them.
 RUNTIME_KEYS = {
@@ -90,17 +94,9 @@ def data_settings(job: Job) -> dict[str, Any]:
     }
 
 
-def notify_settings(job: Job) -> dict[str, Any]:
-    """Return `[notify]` as the head agent reads it; empty if nobody is to be told."""
-    notify = job.tables.notify
-    if not notify.command and not notify.webhook:
-        return {}
-    return {
-        "command": notify.command or "",
-        "webhook": notify.webhook or "",
-        "on": list(notify.on),
-        "stalled_after": notify.stalled_after,
-    }
+def staging_request(job: Job, *, scratch: Path, environ: Mapping[str, str]) -> StagingRequest:
+    """Return the request as the agents of a job would read it."""
+    return make_request(data_settings(job), base=scratch / job.project_name, environ=environ)
 
 
 def make_launch_spec(
@@ -122,6 +118,14 @@ def make_launch_spec(
     # for plugins.
     tracking = job.tables.model_dump(mode="json", exclude_defaults=True, include={"tracking"})
     is_module = job.program.is_module
+    notify, notified = job.tables.notify, dict[str, Any]()
+    if notify.command or notify.webhook:
+        notified = {
+            "command": notify.command or "",
+            "webhook": notify.webhook or "",
+            "on": list(notify.on),
+            "stalled_after": notify.stalled_after,
+        }
     return LaunchSpec(
         run_id=run_path.run_id,
         program=job.program.name if is_module else str(path_in_job(script)),
@@ -162,18 +166,8 @@ def make_launch_spec(
         data=data_settings(job),
         system_metrics=float(job.runtime.system_metrics),
         tracking=tracking.get("tracking", {}),
-        notify=notify_settings(job),
+        notify=notified,
     )
-
-
-def launch_spec_text(launch_spec: LaunchSpec) -> str:
-    """Return the text of launch.json; arguments outside UTF-8 are kept as escapes."""
-    text = launch_spec.to_json()
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(asdict(launch_spec), indent=1) + "\n"
-    return text
 
 
 # -- run.json
@@ -204,6 +198,10 @@ def run_record(
     if job.resources.extra:
         spec["job"]["extra"] = [redact_text(argument) for argument in job.resources.extra]
     spec["params"] = redact_values(job.tables.params)
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no account
+        user = str(os.getuid())
     now = time.time()
     value = {
         "run_id": run_path.run_id,
@@ -223,7 +221,7 @@ def run_record(
         "nproc": launch_spec.nproc,
         "world_size": launch_spec.world_size,
         "host": socket.gethostname(),
-        "user": _user(),
+        "user": user,
         "python": sys.executable,
         "python_version": platform.python_version(),
         "paceline_version": paceline.__version__,
@@ -233,7 +231,7 @@ def run_record(
         "spec": spec,
     }
     kept = ["created", "sweep", "trial"]
-    if backend == "slurm":
+    if backend == SLURM:
         value["slurm_conf"] = os.environ.get("SLURM_CONF", "")  # for shells that lack it
     else:  # a job that goes on here can go back into the queue as it was
         kept += ["backend", "slurm_conf"]
@@ -250,8 +248,17 @@ def run_record(
     return json.dumps(value, indent=1) + "\n"
 
 
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no account
-        return str(os.getuid())
+def describe_stop(job: Job) -> str:
+    """Return the stop contract in one line; empty for a script that uses the runtime or cannot be
+    read.
+    """
+    program, settings = job.program, job.resume
+    name = program.name if program.is_module else str(job.cwd / program.name)
+    texts = read_sources(name, is_module=program.is_module, import_path=[str(job.cwd)])
+    if not texts or opens_session(texts[0]):
+        return ""
+    preset = None if settings.stop_signal else find_preset(texts)
+    line = describe_contract(settings.stop_signal or "", settings.saved_exit_code, preset)
+    if preset is None or settings.requeue == "always" or preset.can_resume(texts, program.args):
+        return line
+    return f"{line}; not before the time limit, as the script never sets {preset.resumes}"

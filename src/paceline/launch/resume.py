@@ -1,31 +1,40 @@
-"""A run that goes on: found by its name, with its settings and what was typed this time."""
+"""Runs that others go on from: one that is resumed, found by its name, with its settings and what
+was typed this time; and one whose checkpoint a new run starts from.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.checkpoint import find_checkpoints
+from paceline.contract.checkpoint import (
+    WEIGHTS_SUFFIXES,
+    find_checkpoints,
+    find_weight_files,
+    is_complete,
+    is_weights_file,
+)
 from paceline.contract.claims import find_holder
 from paceline.contract.foreign_records import read_bounded, read_object
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import REDACTED
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, read_verdict
-from paceline.errors import EnvironmentProblem, UsageError
-from paceline.launch.claims import require_not_running
+from paceline.errors import CheckpointError, EnvironmentProblem, UsageError
+from paceline.launch import run_folder as folders
 from paceline.launch.environment.store import STORE
-from paceline.launch.run_folder import find_own_run, resolve_scratch
-from paceline.launch.submission import LOCAL, SLURM, EarlierRun
+from paceline.launch.launch_spec import LOCAL, SLURM
+from paceline.launch.run_folder import find_own_run, require_not_running, resolve_scratch
 from paceline.spec.job import Job, Program
 from paceline.spec.load import load_job, reload_job
 from paceline.spec.option import Flag
 from paceline.spec.settings import Tables
 from paceline.spec.shell_text import quote, to_type
+from paceline.spec.user_files import expand_home
 
 # Settings of a local run that are not about this machine: a job keeps them.
 _PORTABLE = ("params", "runtime", "checkpoint", "tracking", "resume", "notify")
@@ -34,6 +43,16 @@ _BUILT_FROM = ("requirements", "constraints", "base_python", "base", "system_pac
 # Tables whose settings reach the script, so that it may find more to do. Those of the others change
 # where it runs.
 _SEEN_BY_SCRIPT = ("params", "environment", "runtime", "data", "project")
+
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """A run that is over and goes on: what it was before."""
+
+    folder: RunFolder
+    record: dict[str, Any]  # run.json
+    launch_spec: LaunchSpec
+    keeps_code: bool  # whether it goes on with the copy of the code that it has
 
 
 @dataclass(frozen=True)
@@ -210,3 +229,75 @@ def _require_work_left(
             f"  For a new run: {to_type('submit --name NEW')} {script}",
         )
     return ""
+
+
+def resolve_start(job: Job, environ: Mapping[str, str], *, after: Sequence[str] = ()) -> Job:
+    """Return the job with the absolute path of what it starts from.
+
+    A run is named as everywhere, by its id, its name or `last`. `after` are runs that the job waits
+    for, which may not have a checkpoint yet. Raises UsageError if there is nothing to start from.
+    """
+    text = job.runtime.start_from
+    if text is None:
+        if job.runtime.start_continue:
+            raise UsageError(
+                f"{job.source('runtime.start_continue')} needs --start-from.",
+                hint="Add --start-from with the run to continue. To continue the same run, use "
+                "--resume RUN.",
+            )
+        return job
+    scratch = folders.resolve_scratch(job, environ)
+    path = _find(job, text, scratch)
+    awaited = []
+    for name in after:
+        with suppress(UsageError):
+            awaited.append(folders.find_run(name, scratch).path)
+    problem = _problem(path, continues=job.runtime.start_continue)
+    if problem is not None and path not in awaited:
+        raise UsageError(f"Cannot start from {text}: {problem}.", hint=_hint(path))
+    runtime = job.runtime.model_copy(update={"start_from": str(path)})
+    return replace(job, tables=job.tables.model_copy(update={"runtime": runtime}))
+
+
+def _find(job: Job, text: str, scratch: Path) -> Path:
+    base = job.cwd if job.is_typed("runtime.start_from") else job.folder
+    path = Path(os.path.abspath(base / expand_home(text)))
+    if path.exists():
+        return path
+    try:
+        return folders.find_run(text, scratch).path.absolute()
+    except UsageError as problem:
+        if "/" not in text and not is_weights_file(text):
+            raise
+        raise UsageError(
+            f"Cannot start from {text}: there is no such file or folder.", hint=problem.hint
+        ) from None
+
+
+def _problem(path: Path, *, continues: bool) -> str | None:
+    """Return why a run cannot start from a path; None if it can."""
+    try:
+        files = find_weight_files(path) or ([path] if path.is_file() else [])
+        if files and continues:
+            return "a file has only weights, so there is nothing to continue"
+        if files:
+            odd = [file.name for file in files if not is_weights_file(file.name)]
+            known = ", ".join(WEIGHTS_SUFFIXES)
+            return f"{odd[0]} is not a weights file ({known})" if odd else None
+        if any(map(is_complete, find_checkpoints(path))):
+            return None
+        return "it has no complete checkpoint"
+    except CheckpointError as error:
+        return error.message.rstrip(".")
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+
+
+def _hint(path: Path) -> str:
+    if path.is_file():
+        return f"Use a {', '.join(WEIGHTS_SUFFIXES)} file, a Hugging Face model folder, or a run."
+    return (
+        "Use a run that has saved one, its folder, or one checkpoint (step-...). To wait for a "
+        "run to finish, add"
+        " --after RUN."
+    )

@@ -15,7 +15,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from paceline.contract import env
+from paceline.contract.files import open_own_file
 from paceline.contract.redaction import REDACTED, redact
+from paceline.contract.run_folder import write_atomically
 from paceline.errors import EnvironmentProblem, PacelineError, SpecError
 from paceline.spec.findings import GOOD, PROBLEM, Finding
 from paceline.spec.job import Job
@@ -72,11 +74,6 @@ def keep_received(values: Mapping[str, str], sources: Mapping[str, str]) -> None
     _received[:] = [Secrets(dict(values), dict(sources))]
 
 
-def received_secrets() -> Secrets | None:
-    """Return the secrets that came with the command; None if it was typed on this machine."""
-    return _received[0] if _received else None
-
-
 def choose_secrets(
     job: Job, *, environ: Mapping[str, str], file_secrets: Secrets, in_a_job: bool = True
 ) -> Secrets:
@@ -86,7 +83,9 @@ def choose_secrets(
     `in_a_job`: a batch script carries them. One that is named but found nowhere is an error there,
     and everywhere if it was typed.
     """
-    named = _named(job)
+    # without a value, and the key that names each
+    named = dict.fromkeys(filter(None, [job.tables.notify.webhook]), "notify.webhook")
+    named |= dict.fromkeys(job.environment.secrets, "environment.secrets")
     origins = {name: f"{source} sets" for name, source in file_secrets.sources.items()}
     origins |= {name: f"{job.source(key)} names" for name, key in named.items()}
     values, sources = {}, {}
@@ -105,12 +104,6 @@ def choose_secrets(
                 "remove it.",
             )
     return Secrets(values, sources)
-
-
-def _named(job: Job) -> dict[str, str]:
-    """Return the secrets that are named, without a value, and the key that names each."""
-    webhook = dict.fromkeys(filter(None, [job.tables.notify.webhook]), "notify.webhook")
-    return {**webhook, **dict.fromkeys(job.environment.secrets, "environment.secrets")}
 
 
 def _check_name(name: str, source: str, *, script: bool) -> None:
@@ -157,10 +150,10 @@ def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
     `secret_files` wins.
     """
     named = job.environment.secret_files is not None
-    received = received_secrets() or NO_SECRETS
+    received = _received[0] if _received else NO_SECRETS
     values, sources = dict(received.values), dict(received.sources)
     # Where a command came from, the files that the job names were read.
-    paths = [] if named and received_secrets() is not None else secret_files(job, environ)
+    paths = [] if named and _received else secret_files(job, environ)
     for path in paths:
         known = {**environ, **job.environment.variables, **values}
         is_netrc = path.name in NETRCS or str(path) == environ.get("NETRC")
@@ -317,3 +310,45 @@ def parse_dotenv(text: str, *, where: str) -> dict[str, str]:
             )
         found[entry[1]] = entry["bare"].strip() if value is None else value
     return found
+
+
+# Begins the line that names the secrets below it. stop_and_requeue.sh looks for it.
+SECRETS_MARK = "# Secrets until the run is over:"
+
+
+def read_secret_names(path: Path) -> list[str]:
+    """Return the names of the secrets whose values a file of ours has; none if there is no such
+    file.
+    """
+    try:
+        return secret_names(_read_text(path))
+    except OSError:
+        return []
+
+
+def forget_secrets(path: Path) -> bool:
+    """Remove the values of the secrets, and keep their names, as stop_and_requeue.sh does. Return
+    whether none are left.
+    """
+    try:
+        text = _read_text(path)
+        if names := secret_names(text):
+            kept = f"{text[: text.index(SECRETS_MARK)]}paceline_require_secrets {' '.join(names)}\n"
+            write_atomically(path, kept, mode=0o600)
+    except OSError as problem:
+        return isinstance(problem, FileNotFoundError)
+    return True
+
+
+def _read_text(path: Path) -> str:
+    # Any bytes: values are those of environment variables.
+    with open(
+        open_own_file(path, os.O_RDONLY), encoding="utf-8", errors="surrogateescape", newline="\n"
+    ) as file:
+        return file.read()
+
+
+def secret_names(text: str) -> list[str]:
+    """Return the names of the secrets whose values are in an environment file."""
+    line = re.search(f"^{SECRETS_MARK}(.*)", text, re.MULTILINE)
+    return line[1].split() if line else []

@@ -1,15 +1,128 @@
-"""Job arrays: the cluster's limits, and submission."""
+"""Job arrays: the script, whose tasks run a sweep's trials; the cluster's limits; submission."""
 
 from __future__ import annotations
 
-import getpass
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from paceline.errors import ClusterError
+from paceline.errors import ClusterError, SpecError
 from paceline.slurm import commands as slurm
 from paceline.slurm import sbatch
+from paceline.slurm.batch_script import Script, ScriptPlan, launch_lines, source_library
 from paceline.slurm.sbatch import BatchJob
+from paceline.slurm.sbatch_directives import Directive, TaskCounts, file_pattern, render
+from paceline.spec.job import Job
+from paceline.spec.quantities import slurm_size
+from paceline.spec.shell_text import quote
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What the tasks of an array run."""
+
+    sweep: Path  # the sweep's folder
+    pack: int = 1  # trials side by side in one job
+
+    def task_counts(self, job: Job, counts: TaskCounts) -> TaskCounts:
+        """Return what a task asks for, so that each of its trials has `counts`."""
+        if self.pack == 1:
+            return counts
+        if counts.nodes > 1:
+            raise SpecError(
+                f"{job.source('job.nodes')} is {counts.nodes}, but --pack puts {self.pack} trials "
+                "on one node.",
+                hint="Leave --pack out, or ask for one node per trial.",
+            )
+        if job.launch.style == "mpirun":
+            raise SpecError(
+                f'{job.source("launch.style")} is "mpirun", which takes the whole job, but --pack '
+                f"is {self.pack}.",
+                hint="Leave --pack out, or use another style.",
+            )
+        return replace(
+            counts,
+            nproc=counts.nproc * self.pack,
+            gpus=counts.gpus * self.pack,
+            tasks_per_node=counts.tasks_per_node * self.pack,
+        )
+
+    def directives(
+        self, job: Job, directives: Sequence[Directive], folder: Path
+    ) -> list[Directive]:
+        """Turn the directives of a single run into those of an array's tasks."""
+        log = file_pattern(str(folder / "logs")) + "/%A_%a.log"
+        changed = {"output": log}
+        memory = job.resources.mem_per_node
+        if memory is not None and self.pack > 1:
+            changed["mem"] = slurm_size(memory * self.pack)
+        return [
+            Directive(each.option, changed[each.option]) if each.option in changed else each
+            for each in directives
+        ]
+
+
+def array_script(plan: ScriptPlan, trials: Trials) -> Script:
+    """Return the script of a sweep. `plan.task_counts` are those of one trial, `plan.directives`
+    those of a task.
+    """
+    launch = launch_lines(
+        _share(plan, trials), "$paceline_submission", rendezvous=' "$paceline_trial"'
+    )
+    return Script(
+        title=plan.title,
+        advice=[
+            "Each task runs the trials on its line of a list. To submit it: sbatch --array=0-9 "
+            "job.sbatch tasks-1"
+        ],
+        directives=render(plan.directives),
+        start=[
+            f"paceline_sweep={quote(str(trials.sweep))} # holds everything about this sweep",
+            f"paceline_submission={quote(str(plan.folder.path))} # holds everything about this "
+            "submission",
+            f"paceline_python={quote(plan.python)}",
+            *source_library("$paceline_submission"),
+            'paceline_start_task "$paceline_sweep" "$paceline_submission" '
+            f'"${{1:-tasks-1}}"{plan.start_options}',
+        ],
+        environment=plan.environment.lines("$paceline_submission"),
+        launch=[
+            "# Paceline opens and closes each trial on this host; in between, the trial runs on "
+            "the nodes.",
+            f'paceline_run_half() {{ {_run_half(plan)} "$@"; }}',
+            "paceline_launch_trial() {",
+            *(f"    {line}" for line in launch),
+            "}",
+            f"paceline_run_trials {trials.pack}"
+            + (" # side by side" if trials.pack > 1 else " # at a time"),
+            "paceline_finish_task",
+        ],
+    )
+
+
+def _run_half(plan: ScriptPlan) -> str:
+    """Return how the run half is called on the batch host: in the container, where there is one."""
+    entry = [*plan.container.prefix]
+    if plan.container.srun_options:
+        entry = ["srun --export=ALL --nodes=1 --ntasks=1 --mpi=none", *plan.container.srun_options]
+    return " ".join([*entry, '"$paceline_python" "$paceline_submission/paceline.zip"'])
+
+
+def _share(plan: ScriptPlan, trials: Trials) -> ScriptPlan:
+    """Limit each trial to its share of a job that several trials share."""
+    if trials.pack == 1:
+        return plan
+    options = [*plan.step_options, "--exact"]
+    if not plan.step_options:
+        gres = next((each.value or "" for each in plan.directives if each.option == "gres"), "")
+        options.append(
+            f"--gres={gres.rpartition(':')[0]}:{plan.task_counts.gpus}" if gres else "--gres=none"
+        )
+    # A step takes all memory of its job unless you limit it, and the others would wait for it.
+    memory = f"${{SLURM_MEM_PER_NODE:+--mem=$((SLURM_MEM_PER_NODE / {trials.pack}))M}}"
+    return replace(plan, step_options=options, step_shell=[memory])
+
 
 DEFAULT_ARRAY_SIZE = 1001  # Slurm's default for MaxArraySize
 # count the cluster's jobs only if the submission needs more than a tenth of MaxJobCount
@@ -34,62 +147,24 @@ def array_size_limit() -> int:
     return min(size, int(match[1])) if match else size
 
 
-def max_new_jobs(account: str | None, *, wanted: int | None = None) -> int | None:
-    """Return how many more jobs the cluster and the user's association allow, or None if
-    unlimited.
+def max_new_jobs(wanted: int) -> int | None:
+    """Return how many more jobs the controller can hold, or None if that is more than enough.
+
+    sbatch would wait for room for minutes. It refuses at once what an association may not submit.
     """
-    limits = [limit - _own_jobs() for limit in _association_limits(account)]
-    cluster_limit = int(_read_config().get("MaxJobCount") or 0)
-    # MaxJobCount covers every user's jobs, and listing them all is slow: do it only when it may
-    # matter.
-    if cluster_limit and (wanted is None or wanted * FRACTION > cluster_limit):
-        limits.append(cluster_limit - 1 - _all_jobs())
-    return max(1, min(limits)) if limits else None
+    limit = int(_read_config().get("MaxJobCount") or 0)
+    # It covers every user's jobs, and listing them all is slow: do it only when it may matter.
+    if not limit or wanted * FRACTION <= limit:
+        return None
+    done = slurm.call(
+        ["squeue", "--all", "--noheader", "--array", "--states=all", "--format=%i"], check=False
+    )
+    return max(1, limit - 1 - len(done.stdout.split()))
 
 
 def _read_config() -> dict[str, str]:
     done = slurm.call(["scontrol", "show", "config"], check=False)
     return dict(re.findall(r"^(\w+)\s*=\s*(.*?)\s*$", done.stdout, re.MULTILINE))
-
-
-def _association_limits(account: str | None) -> list[int]:
-    """Return MaxSubmit of the user's associations; empty on a cluster without accounting."""
-    try:
-        done = slurm.call(
-            [
-                "sacctmgr",
-                "--noheader",
-                "--parsable2",
-                "--readonly",
-                "show",
-                "associations",
-                f"user={getpass.getuser()}",
-                "format=account,maxsubmit",
-            ],
-            check=False,
-        )
-    except (ClusterError, KeyError, OSError):
-        return []
-    found = []
-    for line in done.stdout.splitlines() if done.returncode == 0 else ():
-        name, _, limit = line.partition("|")
-        if limit.strip().isdigit() and (account is None or name == account):
-            found.append(int(limit))
-    return found
-
-
-def _all_jobs() -> int:
-    done = slurm.call(
-        ["squeue", "--all", "--noheader", "--array", "--states=all", "--format=%i"], check=False
-    )
-    return len(done.stdout.split())
-
-
-def _own_jobs() -> int:
-    done = slurm.call(
-        ["squeue", "--all", "--noheader", "--array", "--me", "--format=%i"], check=False
-    )
-    return len(done.stdout.split())
 
 
 def submit_array(

@@ -25,15 +25,16 @@ class ModuleSection:
     names: Sequence[str] = ()
 
     def lines(self) -> list[str]:
-        return [*self.command, *self.before, *(load_line(name) for name in self.names)]
+        load = "module load {} || paceline_fail {}"
+        lines = [
+            load.format(quote(name), quote(f"Cannot load the module {name}."))
+            for name in self.names
+        ]
+        return [*self.command, *self.before, *lines]
 
     def until(self, name: str) -> ModuleSection:
         """Return the section without this module and those after it."""
         return ModuleSection(self.command, self.before, self.names[: self.names.index(name)])
-
-
-def load_line(name: str) -> str:
-    return f"module load {quote(name)} || paceline_fail {quote(f'Cannot load the module {name}.')}"
 
 
 @dataclass(frozen=True)
@@ -173,51 +174,31 @@ def launch_lines(plan: ScriptPlan, folder: str, rendezvous: str = "") -> list[st
     """Return what starts the agents. `folder` has the run half; `rendezvous` varies the port from
     trial to trial.
     """
-    command = _mpirun(plan) if plan.mpirun else _srun(plan)
-    entry = [" ".join(plan.container.prefix)] if plan.container.prefix else []
-    agents = (
-        "One agent per rank."
-        if plan.task_counts.tasks_per_node > 1
-        else "One agent per node starts the ranks."
-    )
+    counts = plan.task_counts
+    if plan.mpirun:
+        command = [
+            f"mpirun -np {counts.tasks} --map-by ppr:{counts.tasks_per_node}:node --oversubscribe "
+            "--bind-to none",
+            '"${paceline_forward[@]}"',
+        ]
+    else:  # repeat every number: newer steps no longer inherit some of them, nor `--export`
+        command = [
+            "srun --export=ALL --kill-on-bad-exit=1 --mpi=none --unbuffered",
+            f"--nodes={counts.nodes} --ntasks={counts.tasks} "
+            f"--ntasks-per-node={counts.tasks_per_node} --cpus-per-task={counts.cpus_per_task}",
+            *(quote(option) for option in plan.step_options),
+            *plan.step_shell,
+            *plan.container.srun_options,
+        ]
+    if plan.container.prefix:
+        command.append(" ".join(plan.container.prefix))
+    command.append(f'"$paceline_python" "{folder}/paceline.zip"')
+    several = counts.tasks_per_node > 1
+    lines = [f"paceline_launch {command[0]}", *(f"    {part}" for part in command[1:])]
     return [
-        f"# {agents}",
-        *([f"paceline_open_rendezvous{rendezvous}"] if plan.task_counts.tasks > 1 else []),
+        "# One agent per rank." if several else "# One agent per node starts the ranks.",
+        *([f"paceline_open_rendezvous{rendezvous}"] if counts.tasks > 1 else []),
         *([f"paceline_forward_variables {' '.join(plan.forwarded)}"] if plan.mpirun else []),
-        *_folded(
-            [
-                "paceline_launch " + command[0],
-                *command[1:],
-                *entry,
-                f'"$paceline_python" "{folder}/paceline.zip"',
-            ]
-        ),
+        *(f"{line} \\" for line in lines[:-1]),
+        lines[-1],
     ]
-
-
-def _srun(plan: ScriptPlan) -> list[str]:
-    """Repeat every number: newer steps no longer inherit some of them, nor the job's `--export`."""
-    counts = plan.task_counts
-    return [
-        "srun --export=ALL --kill-on-bad-exit=1 --mpi=none --unbuffered",
-        f"--nodes={counts.nodes} --ntasks={counts.tasks} --ntasks-per-node={counts.tasks_per_node} "
-        f"--cpus-per-task={counts.cpus_per_task}",
-        *(quote(option) for option in plan.step_options),
-        *plan.step_shell,
-        *plan.container.srun_options,
-    ]
-
-
-def _mpirun(plan: ScriptPlan) -> list[str]:
-    counts = plan.task_counts
-    return [
-        f"mpirun -np {counts.tasks} --map-by ppr:{counts.tasks_per_node}:node --oversubscribe "
-        "--bind-to none",
-        '"${paceline_forward[@]}"',
-    ]
-
-
-def _folded(parts: Sequence[str]) -> list[str]:
-    """Spread one command over several lines."""
-    lines = [parts[0], *(f"    {part}" for part in parts[1:])]
-    return [f"{line} \\" for line in lines[:-1]] + [lines[-1]]

@@ -144,13 +144,9 @@ def error_text(done: Completed) -> str:
     return "; ".join(line for line in lines if line) or f"exit code {done.returncode}"
 
 
-def version() -> tuple[int, int] | None:
-    """Return Slurm's version, or None if `sinfo` is missing or does not report one."""
-    try:
-        match = re.search(r"(\d+)\.(\d+)", call(["sinfo", "--version"], check=False).stdout)
-    except ClusterError:
-        return None
-    return (int(match[1]), int(match[2])) if match else None
+def version() -> str:
+    """Return what `sinfo` says about its version, such as "slurm 24.11.5"."""
+    return call(["sinfo", "--version"], check=False).stdout.strip()
 
 
 def read_job_id(folder: RunFolder) -> str | None:

@@ -137,11 +137,14 @@ def _check_partition(job: Job, plan: BatchJob, partition: Partition) -> Finding 
 
 
 def _check_hardware(job: Job, plan: BatchJob, partition: Partition) -> Finding | None:
-    """Return the first resource that too few nodes of the partition have enough of."""
+    """Return why too few nodes of the partition have what the job asks for on each."""
     counts, gpu_type, name = plan.task_counts, job.resources.gpu_type, partition.name
     types = {each or "gpu": count for each, count in partition.gpu_types.items()}
+    gpus = ", ".join(f"{each} (up to {count} per node)" for each, count in types.items())
+    most_cores = max((kind.cpus for kind in partition.kinds), default=0)
+    most_memory = slurm_size(max((kind.memory for kind in partition.kinds), default=0))
     listed = (
-        ", ".join(f"{each} (up to {count} per node)" for each, count in types.items()) or "no GPUs"
+        f"Its nodes have {gpus or 'no GPUs'}, up to {most_cores} cores and up to {most_memory}."
     )
     if gpu_type and gpu_type not in types:
         return Finding(
@@ -149,42 +152,25 @@ def _check_hardware(job: Job, plan: BatchJob, partition: Partition) -> Finding |
             PROBLEM,
             f"{job.source('job.gpu_type')} asks for {gpu_type!r} GPUs, which partition {name} "
             "does not have.",
-            f"{_suggest(gpu_type, list(types))}It has {listed}.",
-        )
-    if partition.count_nodes(gpus=counts.gpus, gpu_type=gpu_type) < counts.nodes:
-        return Finding(
-            "gpus",
-            PROBLEM,
-            f"{job.source('job.gpus_per_node')} is {counts.gpus}, but too few nodes in partition "
-            f"{name} have them.",
-            f"Ask for fewer, or choose another --partition. It has {listed}.",
+            f"{_suggest(gpu_type, list(types))}{listed}",
         )
     cores = counts.cpus_per_task * counts.tasks_per_node
-    if partition.count_nodes(gpus=counts.gpus, gpu_type=gpu_type, cpus=cores) < counts.nodes:
-        available = max((kind.cpus for kind in partition.kinds), default=0)
-        return Finding(
-            "cores",
-            PROBLEM,
-            f"The job needs {cores} cores per node ({job.source('job.cpus_per_gpu')}), but too "
-            "few nodes of partition"
-            f" {name} have that many.",
-            f"Its nodes have up to {available}.",
-        )
     memory = _mebibytes(plan.value("mem"))
-    if (
-        partition.count_nodes(gpus=counts.gpus, gpu_type=gpu_type, cpus=cores, memory=memory)
-        < counts.nodes
-    ):
-        available = max((kind.memory for kind in partition.kinds), default=0)
+    fitting = partition.count_nodes(gpus=counts.gpus, gpu_type=gpu_type, cpus=cores, memory=memory)
+    if fitting >= counts.nodes:
+        return None
+    wanted = [f"{cores} cores per node ({job.source('job.cpus_per_gpu')})"]
+    if counts.gpus:
+        wanted.insert(0, f"{job.source('job.gpus_per_node')} is {counts.gpus}")
+    if memory:
         source = job.source("job.mem_per_node" if job.resources.mem_per_node else "job.mem_per_gpu")
-        return Finding(
-            "memory",
-            PROBLEM,
-            f"The job needs {slurm_size(memory)} per node ({source}), but too few nodes of "
-            f"partition {name} have it.",
-            f"Its nodes have up to {slurm_size(available)}.",
-        )
-    return None
+        wanted.append(f"{slurm_size(memory)} per node ({source})")
+    return Finding(
+        "nodes",
+        PROBLEM,
+        f"Too few nodes of partition {name} have what the job asks for: {', '.join(wanted)}.",
+        f"{listed} Ask for less, or choose another --partition.",
+    )
 
 
 def _mebibytes(size: str | None) -> int:

@@ -42,14 +42,31 @@ def directives(job: Job, counts: TaskCounts, folder: RunFolder) -> list[Directiv
     them.
     """
     resources = job.resources
+    name = re.split(r"[/.]", job.program.name.removesuffix(".py"))[-1]
+    name = "".join(each if each.isprintable() else "_" for each in name) or "paceline"
     found = [
-        Directive("job-name", resources.name or _name_of(job)),
+        Directive("job-name", resources.name or name),
         Directive("nodes", str(counts.nodes)),
         Directive("ntasks-per-node", str(counts.tasks_per_node)),
         Directive("cpus-per-task", str(counts.cpus_per_task)),
-        *_gpu_directives(job, counts),
-        *_memory_directives(job, counts),
     ]
+    if counts.gpus:
+        kind = f"{resources.gpu_type}:" if resources.gpu_type else ""
+        if job.launch.gpu_binding == "one":
+            found.append(Directive("gpus-per-task", f"{kind}1"))
+        else:  # Every Slurm understands --gres, also without cons_tres. Ranks see all GPUs.
+            found.append(Directive("gres", f"gpu:{kind}{counts.gpus}"))
+    if resources.mem_per_gpu is not None and resources.mem_per_node is not None:
+        raise SpecError(
+            f"{job.source('job.mem_per_gpu')} and {job.source('job.mem_per_node')} both set the "
+            "memory.",
+            hint="Use only one of them.",
+        )
+    if resources.mem_per_node is not None:
+        found.append(Directive("mem", slurm_size(resources.mem_per_node)))
+    elif resources.mem_per_gpu is not None:
+        memory = resources.mem_per_gpu * (counts.gpus or counts.nproc)
+        found.append(Directive("mem", slurm_size(memory)))
     if resources.time is not None:
         found.append(Directive("time", slurm_time(resources.time)))
     for option in (
@@ -81,21 +98,6 @@ def directives(job: Job, counts: TaskCounts, folder: RunFolder) -> list[Directiv
     return found + _extra(job, found)
 
 
-def _name_of(job: Job) -> str:
-    name = re.split(r"[/.]", job.program.name.removesuffix(".py"))[-1]
-    return "".join(each if each.isprintable() else "_" for each in name) or "paceline"
-
-
-def _gpu_directives(job: Job, counts: TaskCounts) -> list[Directive]:
-    if not counts.gpus:
-        return []
-    kind = f"{job.resources.gpu_type}:" if job.resources.gpu_type else ""
-    if job.launch.gpu_binding == "one":
-        return [Directive("gpus-per-task", f"{kind}1")]
-    # Every Slurm understands --gres, also without cons_tres. All ranks see all GPUs of their node.
-    return [Directive("gres", f"gpu:{kind}{counts.gpus}")]
-
-
 def _signal_directive(job: Job) -> Directive:
     grace, limit = job.resume.grace, job.resources.time
     if grace is None or limit is None or not job.resume.requeue:
@@ -109,21 +111,6 @@ def _signal_directive(job: Job) -> Directive:
             f" use {show_seconds(DEFAULT_GRACE)} and a longer limit, or add --no-requeue.",
         )
     return Directive("signal", f"B:USR1@{grace}")
-
-
-def _memory_directives(job: Job, counts: TaskCounts) -> list[Directive]:
-    resources = job.resources
-    if resources.mem_per_gpu is not None and resources.mem_per_node is not None:
-        raise SpecError(
-            f"{job.source('job.mem_per_gpu')} and {job.source('job.mem_per_node')} both set the "
-            "memory.",
-            hint="Use only one of them.",
-        )
-    if resources.mem_per_node is not None:
-        return [Directive("mem", slurm_size(resources.mem_per_node))]
-    if resources.mem_per_gpu is not None:
-        return [Directive("mem", slurm_size(resources.mem_per_gpu * (counts.gpus or counts.nproc)))]
-    return []
 
 
 # Options that Paceline sets itself, and what sets each of them.
@@ -252,18 +239,6 @@ class TaskCounts:
     def tasks(self) -> int:
         return self.nodes * self.tasks_per_node
 
-    @property
-    def cpus_per_rank(self) -> int:
-        return max(1, self.cpus_per_task * self.tasks_per_node // self.nproc)
-
-
-def starts_each_rank(job: Job) -> bool:
-    """Return whether the scheduler (or mpirun) starts one agent per rank."""
-    style = job.launch.style
-    return style in TASK_PER_RANK and not (
-        style == "mpirun" and job.launch.mpirun_over == "torchrun"
-    )
-
 
 def count_tasks(job: Job, *, fair_cpus: int = 1) -> TaskCounts:
     """Return the job's numbers. `fair_cpus` is the default number of cores per GPU (per rank
@@ -273,7 +248,9 @@ def count_tasks(job: Job, *, fair_cpus: int = 1) -> TaskCounts:
     gpus = 0 if resources.gpus_per_node is None else resources.gpus_per_node
     nproc = job.launch.nproc or max(gpus, 1)
     _check_gpus(job, gpus=gpus, nproc=nproc)
-    tasks = nproc if starts_each_rank(job) else 1
+    style = job.launch.style
+    over_torchrun = style == "mpirun" and job.launch.mpirun_over == "torchrun"
+    tasks = nproc if style in TASK_PER_RANK and not over_torchrun else 1
     cores = (resources.cpus_per_gpu or fair_cpus) * (gpus or nproc)
     if cores // tasks > MAX_CPUS_PER_TASK:
         raise SpecError(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from paceline.errors import ConnectionProblem, EnvironmentProblem, UsageError
-from paceline.launch.secret_files import is_secret
+from paceline.launch.code_snapshot import is_secret
 from paceline.ssh.connection import Connection, word
 
 PARTIAL = ".paceline-partial"  # the folder of files that are not complete, next to where they go

@@ -16,10 +16,9 @@ from paceline.contract.sweep_folder import DONE, NoPoint, Point
 from paceline.contract.verdict import FAILED, INTERRUPTED_EXIT, STOPPED, STOPPED_EXIT
 from paceline.errors import ClusterError, PacelineError, UsageError
 from paceline.launch.agents import ParallelRuns
-from paceline.launch.checks.start_source import resolve_start
-from paceline.launch.claims import claim_run
-from paceline.launch.local_plan import LocalPlan, Machine, plan_local
-from paceline.launch.machine import detect_machine, interpreter
+from paceline.launch.local_run import LocalPlan, Machine, detect_machine, interpreter, plan_local
+from paceline.launch.resume import resolve_start
+from paceline.launch.run_folder import claim_run
 from paceline.launch.secrets import read_secrets
 from paceline.spec.job import Job
 from paceline.spec.shell_text import quote

@@ -16,8 +16,13 @@ from paceline.contract.sweep_folder import SUBMITTED, Point
 from paceline.errors import ClusterError, JobRejected
 from paceline.launch.slurm_job import SlurmJob, write_files
 from paceline.slurm import commands as slurm
-from paceline.slurm.array_script import Trials
-from paceline.slurm.arrays import JOB_LIMIT_REACHED, array_size_limit, max_new_jobs, submit_array
+from paceline.slurm.arrays import (
+    JOB_LIMIT_REACHED,
+    Trials,
+    array_size_limit,
+    max_new_jobs,
+    submit_array,
+)
 from paceline.spec.shell_text import command_line, quote, to_type
 from paceline.sweep.folder import mark_starter
 from paceline.sweep.settings import SweepSettings
@@ -43,11 +48,7 @@ class SlurmSweep(SweepStart):
     def describe_trials(self, numbers: Sequence[int]) -> str:
         plan = self.job_submission.plan
         pack, known = self.settings.pack, slurm.available()
-        allowed = (
-            max_new_jobs(self.job_submission.job.resources.account, wanted=len(numbers))
-            if known
-            else None
-        )
+        allowed = max_new_jobs(len(numbers)) if known else None
         chunks = plan_chunks(
             numbers,
             pack=pack,
@@ -86,7 +87,7 @@ class SlurmSweep(SweepStart):
             write_files(plan)
             (run_path.folder.path / "logs").mkdir()
             try:
-                self._submit_all(numbers, account=job.resources.account)
+                self._submit_all(numbers)
             except ClusterError as problem:
                 if not self.jobs:
                     raise
@@ -127,10 +128,10 @@ class SlurmSweep(SweepStart):
         pack = self.settings.pack
         return None if self.parallel is None else max(1, math.ceil(self.parallel / pack))
 
-    def _submit_all(self, numbers: Sequence[int], *, account: str | None) -> None:
+    def _submit_all(self, numbers: Sequence[int]) -> None:
         """Submit all trials. If Slurm rejects the number of jobs, try fewer and longer tasks."""
         max_array = array_size_limit()
-        max_tasks = smallest(max_new_jobs(account, wanted=len(numbers)), self.settings.tasks)
+        max_tasks = smallest(max_new_jobs(len(numbers)), self.settings.tasks)
         left = list(numbers)
         while left:
             for chunk in plan_chunks(

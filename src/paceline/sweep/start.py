@@ -30,11 +30,11 @@ from paceline.sweep.results import read_sweep
 from paceline.sweep.settings import (
     TPE_PARALLEL,
     SweepSettings,
+    check_reachable,
     describe_point,
     identity,
     new_trials,
 )
-from paceline.sweep.wandb import check_reachable
 
 SHOWN_TRIALS = 20  # in a dry run
 

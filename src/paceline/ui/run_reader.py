@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.contract.run_folder import RunFolder
-from paceline.sweep.overview import SweepOverview, SweepOverviews, find_sweeps, started_trials
+from paceline.sweep.report import SweepOverview, SweepOverviews, find_sweeps, started_trials
 from paceline.watch.details import RunDetails, read_details
 from paceline.watch.events import newest_change
 from paceline.watch.metrics import Curve, Curves, MetricsReader

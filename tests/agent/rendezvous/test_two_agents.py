@@ -20,7 +20,7 @@ from paceline.contract.heartbeat_file import RUNNING, SLOT, slot_offset
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, RESTART_EXIT, STOPPED, read_verdict
-from paceline.launch.local_plan import START_AGENT
+from paceline.launch.local_run import START_AGENT
 from tests.fake_torch import write_fake_torch
 
 WITHIN = 120.0  # seconds: two imports of torch on a busy machine

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.launch.run_half_zip import write_run_half
+from paceline.launch.submission import write_run_half
 from tests.agent.conftest import Launch, Launched
 
 ARGUMENTS = ["", "a b", "'\"", "$(touch x)", "line\nbreak", "é;,*", "--nproc=9", "\udcff"]

@@ -17,7 +17,7 @@ from paceline.cli.parser import single_command
 from paceline.contract.fitness import Judgement, Measurement
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError, NotConfigured
-from paceline.launch.checks import machine
+from paceline.launch import checks as machine
 from paceline.spec.findings import GOOD, NOTE, PROBLEM, WARNING, Finding
 from paceline.watch.diagnosis.pace import describe
 

@@ -15,7 +15,7 @@ from paceline.cli.commands import ps as ps_columns
 from paceline.cli.console import fit
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
-from paceline.sweep.overview import SweepOverview
+from paceline.sweep.report import SweepOverview
 from paceline.watch.overview import Overview, make_overview
 from paceline.watch.records import Record
 from tests.sweep.folders import begin, end, grid, make_sweep

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.checks.program import check_program
-from paceline.launch.environment.probe import available_names, environment_lines, probe
+from paceline.launch.check_program import available_names, check_program, environment_lines
+from paceline.launch.environment.activation import probe
 from paceline.spec.findings import GOOD, PROBLEM, WARNING
 from tests.launch.environment.jobs import (
     bare,

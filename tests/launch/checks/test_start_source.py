@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.launch.checks.start_source import resolve_start
 from paceline.launch.launch_spec import runtime_settings
+from paceline.launch.resume import resolve_start
 from paceline.runtime.checkpoint import CheckpointManager
 from paceline.spec.job import Program
 from paceline.spec.load import load_job

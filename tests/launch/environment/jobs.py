@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline.launch.slurm_plan import SlurmPlan, plan_slurm
+from paceline.launch.slurm_job import SlurmPlan, plan_slurm
 from paceline.spec.job import Job, Program
 from paceline.spec.load import load_job
 from paceline.spec.option import Flag

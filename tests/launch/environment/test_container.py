@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import SpecError
-from paceline.launch.environment.container import NO_ENGINE
+from paceline.launch.environment.activation import NO_ENGINE
 from paceline.spec.run_path import RunPath
 from tests.golden.cases import plan
 

@@ -32,7 +32,7 @@ def test_built_for_this_torch_and_summing_over_two_ranks(
 ) -> None:
     home = tmp_path / "project"
     home.mkdir()
-    (home / "requirements.txt").write_text("torch\n")
+    (home / "requirements.txt").write_text("torch\n-c constraints.txt\n")
     pins = (ROOT / "constraints.txt").read_text().splitlines()
     (home / "constraints.txt").write_text(
         "\n".join(line for line in pins if line.startswith(("torch", "cmake")))

@@ -11,8 +11,7 @@ import pytest
 from paceline.errors import SpecError
 from paceline.launch.environment.build import plan_build
 from paceline.launch.environment.build_script import BuildResources, definition, venv_steps
-from paceline.launch.environment.requirements import read_requirements
-from paceline.launch.environment.store import environment_inputs
+from paceline.launch.environment.store import environment_inputs, read_requirements
 from tests.launch.environment.cases import HERE, texts
 from tests.launch.environment.jobs import job_in
 
@@ -49,7 +48,6 @@ def test_requirements_files_and_their_references(tmp_path: Path) -> None:
     (folder / "parts" / "more.txt").write_text("-r even.txt\nrich>=13 ; python_version > '3'\n")
     (folder / "parts" / "even.txt").write_text("﻿psutil\n", encoding="utf-8")
     (folder / "parts" / "held.txt").write_text("psutil<9\n")
-    (folder / "constraints.txt").write_text("rich<99\n")
     found = read_requirements(job_in(folder))
     assert found.lines == [
         "torch==2.6.0  # the engine",
@@ -59,8 +57,7 @@ def test_requirements_files_and_their_references(tmp_path: Path) -> None:
         ">=1.26",
         f"--find-links {folder / 'wheels'}",
     ]
-    assert found.constraints == ["psutil<9", "rich<99"]
-    assert found.notes == [f"the build uses the constraints in {folder / 'constraints.txt'}"]
+    assert found.constraints == ["psutil<9"]
 
 
 def test_pyproject_with_extras(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact_args
 from paceline.errors import SpecError, UsageError
-from paceline.launch.launch_spec import launch_spec_text, run_record
-from paceline.launch.local_plan import LocalPlan, Machine, plan_local
+from paceline.launch.launch_spec import run_record
+from paceline.launch.local_run import LocalPlan, Machine, plan_local
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
 from paceline.spec.option import Flag
@@ -131,7 +131,7 @@ lr = 0.1
         300.0,
         {"lr": 0.1},
     )
-    assert LaunchSpec.from_json(launch_spec_text(launch_spec)) == launch_spec
+    assert LaunchSpec.from_json(launch_spec.to_json()) == launch_spec
 
 
 def test_each_node_has_an_agent_with_its_index(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_bytes_that_are_not_text_are_quoted_and_stored_too(tmp_path: Path) -> No
     )
     assert done.stdout == b"a\xff\n'b"
     launch_spec = replace(plan(tmp_path, LAPTOP).launch_spec, args=[word])
-    assert LaunchSpec.from_json(launch_spec_text(launch_spec).encode().decode()).args == [word]
+    assert LaunchSpec.from_json(launch_spec.to_json().encode().decode()).args == [word]
 
 
 def test_no_shell_can_pass_a_nul() -> None:

@@ -15,10 +15,9 @@ import pytest
 from paceline.contract.claims import local_job_start_name
 from paceline.contract.run_folder import SUBMITTING, RunFolder
 from paceline.errors import JobRejected, NoAnswer, NotConfigured
-from paceline.launch import claims
+from paceline.launch import run_folder as claims
 from paceline.launch.run_folder import open_run_folder
-from paceline.launch.slurm_job import submit_plan
-from paceline.launch.slurm_plan import SlurmPlan
+from paceline.launch.slurm_job import SlurmPlan, submit_plan
 from paceline.slurm import arrays, limits, sbatch, squeue_and_sacct
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import JobState
@@ -62,7 +61,6 @@ def test_hidden_partitions_and_their_jobs_are_found(
         assert squeue_and_sacct.states(["7"])["7"].label == "running"
         patch.setenv("HIDDEN", "7")
         assert squeue_and_sacct.numeric_job_id("6_1") == "7"
-        assert (arrays._own_jobs(), arrays._all_jobs()) == (1, 1)
         patch.setenv("HIDDEN", slurm.SEPARATOR.join(fields))
         assert [partition.name for partition in find_partitions()] == ["secret"]
 
@@ -170,8 +168,8 @@ def test_too_many_gpus_are_an_error_that_names_what_there_is(nodes: int, gpus: i
     job = load_job(Program("train.py"), overlay=(tables, Path("x")))
     planned = replace(plan({}), directives=(), task_counts=count_tasks(job), submitter={})
     (found,) = check_limits(job, planned, [Partition("gpu", is_default=True, kinds=kinds)])
-    assert (found.level, found.about) == (PROBLEM, "gpus")
-    assert found.hint.endswith("It has a100 (up to 4 per node).")
+    assert (found.level, found.about) == (PROBLEM, "nodes")
+    assert "Its nodes have a100 (up to 4 per node), " in found.hint
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.slurm.commands import SEPARATOR
-from paceline.slurm.node_use import PartitionUse, parse_node_use
+from paceline.slurm.partitions import PartitionUse, parse_node_use
 
 
 def lines(*rows: tuple[str, ...]) -> str:

@@ -225,7 +225,7 @@ def test_it_needs_no_torch_and_imports_wandb_only_when_used(tmp_path: Path) -> N
 
 
 def test_the_module_is_part_of_the_run_half(tmp_path: Path) -> None:
-    from paceline.launch.run_half_zip import write_run_half
+    from paceline.launch.submission import write_run_half
 
     write_run_half(tmp_path / "paceline.zip", store=tmp_path)
     code = "from paceline import wandb; print(wandb.__file__)"

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from paceline.errors import ConnectionProblem
-from paceline.sweep.overview import SweepOverview
+from paceline.sweep.report import SweepOverview
 from paceline.ui.terminal.panes import sweep_facts
 from paceline.ui.terminal.rows import Row
 from paceline.watch.origin import NEWS, ClusterCopy, show

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.sweep.overview import SweepOverview
+from paceline.sweep.report import SweepOverview
 from paceline.ui.terminal.panes import sweep_facts
 from paceline.ui.terminal.rows import (
     LOSS_WIDTH,

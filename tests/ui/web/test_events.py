@@ -25,7 +25,7 @@ Event = tuple[str, dict[str, Any], str]  # its name, its data, its id
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "INTERVAL", 0.05)
     monkeypatch.setattr("paceline.ui.web.rows.INTERVAL", 0.05)
-    monkeypatch.setattr("paceline.sweep.overview.OVER_INTERVAL", 0.05)
+    monkeypatch.setattr("paceline.sweep.report.OVER_INTERVAL", 0.05)
 
 
 @contextmanager

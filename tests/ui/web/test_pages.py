@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from paceline.contract.run_folder import RunFolder
-from paceline.sweep.overview import find_sweeps, read_sweep_overview
+from paceline.sweep.report import find_sweeps, read_sweep_overview
 from tests.sweep.folders import end, grid, make_sweep, record_jobs
 from tests.ui.web.conftest import Console, Served, serve_here
 from tests.ui.web.folders import NOW, make_run, write_metrics

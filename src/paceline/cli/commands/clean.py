@@ -19,10 +19,10 @@ from paceline.contract.claims import find_holder
 from paceline.contract.sweep_folder import SweepFolder
 from paceline.contract.verdict import STOPPED
 from paceline.errors import ClusterError, UsageError
-from paceline.launch import warm_start
-from paceline.launch.checks.data import staging_request
-from paceline.launch.environment_file import forget_secrets, read_secret_names
+from paceline.launch import agents
+from paceline.launch.launch_spec import staging_request
 from paceline.launch.run_folder import resolve_scratch
+from paceline.launch.secrets import forget_secrets, read_secret_names
 from paceline.slurm import squeue_and_sacct
 from paceline.slurm.job_states import LIVE, UNKNOWN, WAITING
 from paceline.spec.job import Program
@@ -79,7 +79,7 @@ def command(
     """
     found = [] if processes else _find_files(folder, cached=cached)
     if folder is None and "SLURM_JOB_ID" not in os.environ:
-        found += map(_warm_process, warm_start.read_status())
+        found += map(_warm_process, agents.read_warm())
     if as_json:
         listed = [
             {"path": each.path, "reason": each.reason, "removed": yes and each.remove()}
@@ -130,7 +130,7 @@ def _warm_process(status: dict[str, Any]) -> Removable:
         f"{status['served']} warm starts, {ends}"
     )
     number = status["pid"]
-    return Removable(f"process {number}", reason, lambda: bool(warm_start.stop([number])))
+    return Removable(f"process {number}", reason, lambda: bool(agents.stop_warm([number])))
 
 
 # -- secrets in the folders of runs that were killed ----------------------------------------------

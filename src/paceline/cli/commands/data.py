@@ -15,7 +15,7 @@ from paceline.cli import console, runs, typer_options
 from paceline.cli.parser import GroupedCommand
 from paceline.contract.files import show_size
 from paceline.errors import EnvironmentProblem, UsageError
-from paceline.launch.checks.data import staging_request
+from paceline.launch.launch_spec import staging_request
 from paceline.launch.run_folder import resolve_scratch
 from paceline.spec.job import Program
 from paceline.spec.load import load_job

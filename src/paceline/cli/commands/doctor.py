@@ -17,9 +17,8 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.stacks import NodeAnswer
 from paceline.contract.verdict import DONE, STOPPED
 from paceline.errors import PacelineError
-from paceline.launch import probes
-from paceline.launch.checks.disk import check_disk
-from paceline.launch.checks.machine import inspect_machine, inspect_site, inspect_slurm
+from paceline.launch import job_steps as probes
+from paceline.launch.checks import check_disk, inspect_machine, inspect_site, inspect_slurm
 from paceline.launch.resume import read_launch_spec
 from paceline.launch.run_folder import find_run, resolve_scratch
 from paceline.launch.secrets import inspect_secrets
@@ -94,7 +93,7 @@ def command(
     elif any(flag.key == "launch.fitness" for flag in settings.flags):
         found.append(_not_measured("you passed no run", "Pass a run that is running on Slurm."))
     found.append(inspect_secrets(job, os.environ))
-    return report([*found, *inspect_site(os.environ), *inspect_slurm()], as_json=as_json)
+    return report([*found, *inspect_site(), *inspect_slurm()], as_json=as_json)
 
 
 def diagnose_run(folder: RunFolder, *, fitness: bool = False) -> list[Finding]:

@@ -74,8 +74,6 @@ def build(
     job = _load(settings, [Flag(FILES, "environment.requirements", files or None, PATH), *flags])
     builds.require_buildable(job)
     inputs = stored.environment_inputs(job, os.environ)
-    for note in inputs.requirements.notes:
-        console.say_note(note)
     typed = {SIZES[flag.key]: validate_flag(flag) for flag in settings.flags if flag.key in SIZES}
     plan = builds.plan_build(job, inputs, os.environ, BuildResources(**typed))
     if dry_run:

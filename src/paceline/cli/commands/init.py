@@ -13,7 +13,7 @@ import typer
 
 from paceline.contract.files import write_output
 from paceline.errors import ClusterError, UsageError
-from paceline.launch.checks.machine import SCRATCH_VARIABLES, describe
+from paceline.launch.checks import SCRATCH_VARIABLES, describe
 from paceline.slurm import commands as slurm
 from paceline.slurm.partitions import Partition, find_partitions
 from paceline.spec.load import profile_name

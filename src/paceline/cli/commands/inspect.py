@@ -15,7 +15,7 @@ from paceline.cli import console, typer_options
 from paceline.cli.commands.doctor import report
 from paceline.cli.parser import GroupedCommand
 from paceline.contract.rank_records import LoaderFacts
-from paceline.launch.machine import current_folder
+from paceline.launch.local_run import current_folder
 from paceline.spec.findings import PROBLEM, worst
 from paceline.spec.option import LAUNCH, TRAINING, Flag
 from paceline.tools.inspect.sample_checks import check_samples

@@ -13,8 +13,7 @@ from rich.table import Table
 from paceline.cli import console, typer_options
 from paceline.contract.rank_records import CHANGES
 from paceline.errors import UsageError
-from paceline.launch.local_plan import LOCAL_STYLES
-from paceline.launch.machine import current_folder, detect_machine
+from paceline.launch.local_run import LOCAL_STYLES, current_folder, detect_machine
 from paceline.launch.run_folder import create_scratch, resolve_scratch
 from paceline.spec.job import Job, Program
 from paceline.spec.option import OUTPUT, Flag

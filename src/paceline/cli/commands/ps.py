@@ -18,7 +18,7 @@ from paceline.spec.clusters import suggest_clusters
 from paceline.spec.quantities import show_seconds
 from paceline.spec.run_path import list_runs_and_sweeps
 from paceline.spec.shell_text import to_type
-from paceline.sweep.overview import SweepOverview, read_sweep_overview
+from paceline.sweep.report import SweepOverview, read_sweep_overview
 from paceline.sweep.results import STATES
 from paceline.watch import origin
 from paceline.watch.metrics import short_number

@@ -78,9 +78,8 @@ def command(
       paceline run --max-restarts 3 train.py      restart after a failure
       paceline run --resume last                  resume the newest run
     """
-    from paceline.launch.local_run import LocalRun
-    from paceline.launch.machine import current_folder
-    from paceline.launch.submission import LOCAL
+    from paceline.launch.launch_spec import LOCAL
+    from paceline.launch.local_run import LocalRun, current_folder
 
     cwd = current_folder()
     if resume is None:
@@ -102,8 +101,8 @@ def command(
 
 def _show(run: LocalRun) -> int:
     """Print what a dry run shows."""
-    from paceline.launch.checks.stop_contract import describe_stop
-    from paceline.launch.warm_start import describe_cold
+    from paceline.launch.agents import describe_cold
+    from paceline.launch.launch_spec import describe_stop
 
     copies = f"a copy of {run.job.folder}" if run.job.project.snapshot else "no copy is kept"
     print(run.plan.show(code=copies, stop=describe_stop(run.job)))
@@ -128,8 +127,7 @@ def require_place(folder: RunFolder) -> None:
 def _launch(run: LocalRun, flags: Sequence[Flag]) -> int:
     """Run the agents until they are done; print the verdict and the run folder."""
     from paceline.contract.claims import local_job_start_name
-    from paceline.launch.agents import run_agents
-    from paceline.launch.warm_start import find_zygote
+    from paceline.launch.agents import find_zygote, run_agents
     from paceline.spec.quantities import show_seconds
 
     started, plan = time.monotonic(), run.plan

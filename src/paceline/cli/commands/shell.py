@@ -11,18 +11,13 @@ import typer
 from paceline.cli import console, runs, typer_options
 from paceline.contract import env
 from paceline.errors import UsageError
-from paceline.launch.interactive_shell import (
-    allocate_argv,
-    join_argv,
-    setup_from_plan,
-    setup_from_run,
-)
+from paceline.launch.job_steps import allocate_argv, join_argv, setup_from_plan, setup_from_run
 from paceline.launch.resume import read_launch_spec
-from paceline.launch.run_half_zip import stored_run_half
 from paceline.launch.slurm_job import SlurmJob
+from paceline.launch.submission import stored_run_half
 from paceline.slurm import commands as slurm
 from paceline.slurm import squeue_and_sacct
-from paceline.slurm.submission_environment import submission_environment
+from paceline.slurm.sbatch import submission_environment
 from paceline.spec.job import Program
 from paceline.spec.option import PROJECT, RESOURCES, Flag
 from paceline.spec.shell_text import cluster, command_line

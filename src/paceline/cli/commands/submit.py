@@ -159,7 +159,7 @@ def command(
 
 def _show(submission: SlurmJob, *, is_new: bool) -> int:
     """Print what a dry run shows."""
-    from paceline.launch.checks.stop_contract import describe_stop
+    from paceline.launch.launch_spec import describe_stop
 
     instead = "To submit it, leave out --dry-run."
     if is_new and not cluster():
@@ -201,8 +201,8 @@ def _find_job(
     after: Sequence[str],
 ) -> SlurmJob:
     """Return the new run to submit, or the one to go on with."""
+    from paceline.launch.launch_spec import SLURM
     from paceline.launch.slurm_job import SlurmJob
-    from paceline.launch.submission import SLURM
 
     cwd = Path.cwd()
     if resume is None:

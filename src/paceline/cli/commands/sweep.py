@@ -29,8 +29,7 @@ from paceline.spec.quantities import show_seconds
 from paceline.spec.settings import TABLE, options_of
 from paceline.spec.shell_text import cluster, quote, to_type
 from paceline.sweep.folder import find_pids
-from paceline.sweep.overview import make_sweep_overview
-from paceline.sweep.report import to_csv
+from paceline.sweep.report import make_sweep_overview, to_csv
 from paceline.sweep.results import (
     MISSING,
     PENDING,

@@ -12,7 +12,7 @@ from paceline.cli import console, runs, typer_options
 from paceline.contract import wandb_server
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem, PacelineError, UsageError
-from paceline.launch import claims
+from paceline.launch import run_folder as claims
 from paceline.launch.wandb_sync import find_python, is_empty, is_sent, offline_runs, send
 from paceline.spec.user_files import is_own_folder
 from paceline.watch.records import find_runs

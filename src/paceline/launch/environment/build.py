@@ -32,8 +32,7 @@ from paceline.launch.environment.store import EnvironmentInputs, StoredEnvironme
 from paceline.launch.run_folder import create_scratch
 from paceline.slurm import squeue_and_sacct
 from paceline.slurm.job_states import LIVE, WAITING, JobState
-from paceline.slurm.sbatch import run_sbatch
-from paceline.slurm.submission_environment import submission_environment
+from paceline.slurm.sbatch import run_sbatch, submission_environment
 from paceline.spec.job import Job
 from paceline.spec.shell_text import cluster, quote, to_type
 

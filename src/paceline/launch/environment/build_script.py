@@ -14,7 +14,7 @@ from pathlib import Path
 from paceline.contract.redaction import has_password
 from paceline.contract.run_folder import Entry
 from paceline.errors import SpecError
-from paceline.launch.environment.container import engines
+from paceline.launch.environment.activation import engines
 from paceline.slurm.sbatch_directives import Directive, file_pattern, render, require_plain_path
 from paceline.spec.job import Job
 from paceline.spec.quantities import slurm_size, slurm_time

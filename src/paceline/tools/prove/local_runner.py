@@ -21,10 +21,8 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED
 from paceline.errors import RunError, UsageError
 from paceline.launch.agents import ParallelRuns
-from paceline.launch.local_plan import LocalPlan
-from paceline.launch.local_run import LocalRun
-from paceline.launch.resume import read_launch_spec
-from paceline.launch.submission import EarlierRun
+from paceline.launch.local_run import LocalPlan, LocalRun
+from paceline.launch.resume import EarlierRun, read_launch_spec
 from paceline.spec.job import Job, Program
 from paceline.spec.option import Flag
 from paceline.spec.shell_text import quote

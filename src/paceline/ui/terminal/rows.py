@@ -17,7 +17,7 @@ from rich.text import Text
 
 from paceline.spec.quantities import show_seconds
 from paceline.spec.shell_text import quote
-from paceline.sweep.overview import SweepOverview
+from paceline.sweep.report import SweepOverview
 from paceline.ui.terminal.plots import bar, short_number
 from paceline.ui.text import plain
 from paceline.watch import origin

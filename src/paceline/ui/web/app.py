@@ -37,7 +37,7 @@ from starlette.staticfiles import StaticFiles
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError, EnvironmentProblem, PacelineError, UsageError
 from paceline.slurm.job_states import WAITING, JobState
-from paceline.slurm.node_use import PartitionUse, ask_node_use, parse_node_use
+from paceline.slurm.partitions import PartitionUse, ask_node_use, parse_node_use
 from paceline.spec.shell_text import to_type
 from paceline.sweep.report import describe_trials
 from paceline.sweep.results import read_sweep

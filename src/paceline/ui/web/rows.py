@@ -13,7 +13,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import SweepFolder
 from paceline.errors import UsageError
 from paceline.spec.user_files import is_own_folder
-from paceline.sweep.overview import SweepOverview
+from paceline.sweep.report import SweepOverview
 from paceline.ui.run_reader import RunList
 from paceline.ui.text import encode
 from paceline.watch import origin

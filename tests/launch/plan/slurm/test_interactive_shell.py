@@ -10,9 +10,8 @@ import pytest
 from paceline.contract import env
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
-from paceline.launch.interactive_shell import PIPED, setup_from_run
-from paceline.launch.slurm_job import write_files
-from paceline.launch.slurm_plan import SlurmPlan
+from paceline.launch.job_steps import PIPED, setup_from_run
+from paceline.launch.slurm_job import SlurmPlan, write_files
 from paceline.spec.run_path import RunPath
 from tests.golden.cases import plan
 

@@ -10,8 +10,8 @@ import pytest
 
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import PacelineError
+from paceline.slurm.sbatch import submission_environment
 from paceline.slurm.sbatch_directives import Directive, count_tasks, directives
-from paceline.slurm.submission_environment import submission_environment
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
 from tests.golden.cases import ENVIRON, plan

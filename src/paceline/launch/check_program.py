@@ -7,18 +7,28 @@ its batch script.
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from paceline.contract.env import ON_CLUSTER
-from paceline.launch.environment.container import NO_ENGINE, image_path, is_fetched
-from paceline.launch.environment.probe import ProbeResult, module_hint, probe_python
-from paceline.launch.slurm_plan import SlurmPlan
+from paceline.launch.environment.activation import (
+    FUNCTION,
+    NO_ENGINE,
+    ProbeResult,
+    image_path,
+    is_fetched,
+    probe,
+)
 from paceline.spec.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.spec.job import Job
-from paceline.spec.shell_text import to_type
+from paceline.spec.shell_text import quote, to_type
+
+if TYPE_CHECKING:
+    from paceline.launch.slurm_job import SlurmPlan
 
 # Runs on the job's own interpreter. Imports that a script guards (in a try, a function, an if) are
 # not checked.
@@ -174,3 +184,47 @@ def check_image(job: Job) -> Finding:
         text = f"There is no image {image} that you can read."
         return Finding("image", PROBLEM, text, f"Check {job.source('environment.image')}.")
     return Finding("image", GOOD, image)
+
+
+# -- running something in its environment
+
+
+def environment_lines(plan: SlurmPlan) -> list[str]:
+    """Return the lines of a script that set up its environment, with the variables themselves."""
+    return [
+        f"paceline_run={quote(str(plan.run_path.folder.path))}",
+        f"paceline_python={quote(plan.launch_spec.python)}",
+        plan.environment_file,
+        *plan.environment.after_variables(),
+    ]
+
+
+def probe_python(plan: SlurmPlan, args: Sequence[str]) -> ProbeResult:
+    """Run the job's own Python: in its container, if it has one that bash can enter."""
+    start = FUNCTION if plan.environment.container else "exec"
+    return probe(
+        environment_lines(plan), f'{start} "$paceline_python" "$@"', *args, environ=plan.submitter
+    )
+
+
+def module_hint(plan: SlurmPlan, name: str) -> str:
+    """Return what to write instead of a module that cannot be loaded."""
+    # What is available depends on what was loaded before.
+    lines = [plan.environment_file, *plan.environment.modules.until(name).lines()]
+    known = available_names(probe(lines, "module -t avail 2>&1", environ=plan.submitter).out)
+    if name in known:
+        return f"It exists but cannot be loaded. Try it in a shell: module load {name}"
+    close = difflib.get_close_matches(name, known, n=6, cutoff=0.5)
+    if close:
+        return f"Available: {', '.join(sorted(close))}."
+    return (
+        "`module avail` lists all modules; module_paths in [environment] adds folders of modules."
+    )
+
+
+def available_names(text: str) -> list[str]:
+    """Return the names that `module -t avail` lists, without headings (which end in a colon) and
+    marks (which follow names in brackets).
+    """
+    names = (re.sub(r"\s*[(<].*$", "", line.strip()) for line in text.splitlines())
+    return [name for name in names if re.fullmatch(r"[^\s]*[^\s:/]", name)]

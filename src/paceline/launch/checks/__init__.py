@@ -1,1 +1,0 @@
-"""Checks of a job and of this machine, before anything is queued."""
