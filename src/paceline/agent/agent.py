@@ -29,7 +29,6 @@ from paceline.agent.workers.forked_ranks import ForkedRanks
 from paceline.agent.workers.group_selection import GroupSelection
 from paceline.agent.workers.output import OutputCapture
 from paceline.agent.workers.process_tree import raise_descriptor_limit
-from paceline.agent.workers.standard_input import StandardInput
 from paceline.agent.workers.started_ranks import Launch
 from paceline.contract.files import find_own_folder
 from paceline.contract.jsonl import EventWriter
@@ -86,7 +85,6 @@ class Agent:
         self.events = EventWriter(run.events / "agent-0.jsonl")
         self.attempt_number = 0
         self.has_lost_node = False
-        self.input = StandardInput()
 
     def say(self, text: str) -> None:
         """Print a note on the console."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.workers import compile_cache
-from paceline.agent.workers.compile_cache import (
+from paceline.agent.workers import rank_variables
+from paceline.agent.workers.rank_variables import (
     CACHE,
     EXTENSIONS,
     compile_cache_variables,
@@ -54,7 +54,7 @@ def test_extensions_are_built_once_per_interpreter(tmp_path: Path) -> None:
 def test_other_processors_have_another_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     here = node_image()
     assert here == node_image()
-    monkeypatch.setattr(compile_cache, "_processor", lambda: "fpu avx512f")
+    monkeypatch.setattr(rank_variables, "_processor", lambda: "fpu avx512f")
     assert node_image() != here
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from paceline.agent.rendezvous.network import bind_port
-from paceline.agent.workers import store_listener
-from paceline.agent.workers.store_listener import await_listener, wait_for_store
+from paceline.agent.workers import bootstrap
+from paceline.agent.workers.bootstrap import await_listener, wait_for_store
 
 
 def test_a_reserved_port_has_no_listener_until_somebody_listens() -> None:
@@ -36,7 +36,7 @@ class Store:
 def waited(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The ports whose listener was awaited."""
     ports: list[int] = []
-    monkeypatch.setattr(store_listener, "await_listener", ports.append)
+    monkeypatch.setattr(bootstrap, "await_listener", ports.append)
     return ports
 
 

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import faulthandler
+import functools
 import importlib
 import json
 import os
@@ -18,6 +20,7 @@ import tempfile
 import time
 import traceback
 import types
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -25,9 +28,9 @@ from typing import Any
 
 from paceline.agent.framework_watch import watch_frameworks
 from paceline.agent.health import heartbeat
-from paceline.agent.workers import process_tree, standard_input
+from paceline.agent.rendezvous.network import bind_port
+from paceline.agent.workers import process_tree
 from paceline.agent.workers.rank_variables import REMOVED
-from paceline.agent.workers.store_listener import wait_for_store
 from paceline.agent.workers.zygote.start import THREADS, parse_thread_count
 from paceline.contract import clean_exit, env, process
 from paceline.contract.heartbeat_file import SAVED_AND_STOPPED, ScriptEnd
@@ -37,6 +40,7 @@ from paceline.contract.stacks import write_stacks_on_signal
 
 _AGENT_PACKAGE = "paceline.agent."
 WORKING_DIRECTORY_TIMEOUT = 30.0
+STORE_TIMEOUT = 60.0  # seconds; after that, torch's client waits as it always does
 
 
 def make_rank_spec(
@@ -98,7 +102,9 @@ def run_forked_rank(spec: dict[str, Any]) -> None:
     with suppress(OSError):
         os.setsid()  # a group of its own, which the agent ends as a whole
     _reseed()
-    _set_threads(parse_thread_count(os.environ.get(THREADS, "")) or spec["threads"])
+    if "torch" in sys.modules:
+        threads = parse_thread_count(os.environ.get(THREADS, "")) or spec["threads"]
+        sys.modules["torch"].set_num_threads(threads)
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None:
         wait_for_store(distributed, os.environ)
@@ -107,6 +113,45 @@ def run_forked_rank(spec: dict[str, Any]) -> None:
             # the import read the zygote's TORCH_DISTRIBUTED_DEBUG
             distributed.set_debug_level_from_env()
     run_rank(spec, rank=spec["rank"], local_rank=spec["local_rank"])
+
+
+def wait_for_store(distributed: Any, environ: Mapping[str, str]) -> None:
+    """Have this rank connect to rank 0's store once it listens. Takes the module
+    `torch.distributed`.
+
+    Torch's client is refused before, and retries only after 0.3 s, doubling the delay each time:
+    that would be most of a warm start. Only on rank 0's own node: a listener elsewhere cannot be
+    seen without connecting to it.
+    """
+    store, port = getattr(distributed, "TCPStore", None), environ.get("MASTER_PORT")
+    if store is None or not port or environ.get("GROUP_RANK") != "0" or environ.get("RANK") == "0":
+        return
+    construct = store.__init__
+
+    @functools.wraps(construct)
+    def wait_and_construct(self: Any, *args: Any, **kwargs: Any) -> None:
+        wanted = args[1] if len(args) > 1 else kwargs.get("port")
+        serves = args[3] if len(args) > 3 else kwargs.get("is_master", False)
+        if str(wanted) == port and not serves:
+            await_listener(int(port))
+        construct(self, *args, **kwargs)
+
+    store.__init__ = wait_and_construct
+
+
+def await_listener(port: int, timeout: float = STORE_TIMEOUT) -> bool:
+    """Wait until a process of this machine listens on the port. Returns whether one does.
+
+    No connection is needed: a port that the agent has only reserved can still be bound.
+    """
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        try:
+            bind_port(port).close()
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+        time.sleep(0.002)
+    return False
 
 
 def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool = True) -> None:
@@ -301,7 +346,8 @@ def _set_streams(rank: int) -> None:
 
     A rank is not in the session of a terminal, so it cannot read from one.
     """
-    if rank != 0 or not standard_input.has_input():
+    given = Path("/dev/stdin")
+    if rank != 0 or not (given.is_fifo() or given.is_file()):
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
@@ -319,8 +365,3 @@ def _reseed() -> None:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()
-
-
-def _set_threads(threads: int) -> None:
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(threads)

@@ -38,10 +38,6 @@ class UnsafeToFork(Exception):
     """These ranks must not be forked; the text says why."""
 
 
-class Interrupted(Exception):
-    """The run was ended while the zygote was still importing."""
-
-
 class ForkedRanks:
     """The agent's side of a zygote and the ranks that it forks."""
 
@@ -72,7 +68,7 @@ class ForkedRanks:
         """
         while not self._ready:
             if is_interrupted():
-                raise Interrupted
+                raise LaunchError("Interrupted before the ranks started.")
             try:
                 messages = self._zygote.receive_pending()
                 if not messages:

@@ -1,20 +1,75 @@
-"""Which worker group runs the attempts of an agent: forked by a zygote, started by torchrun, or as
-new processes.
+"""The ways to start the ranks of an agent, and which of them its attempts use: forked by a zygote,
+started by torchrun, or as fresh processes.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.launcher_placement import Placement
-from paceline.agent.workers.exec_ranks import ExecRanks
-from paceline.agent.workers.forked_ranks import ForkedRanks, Interrupted, UnsafeToFork
-from paceline.agent.workers.started_ranks import StartedRanks
+from paceline.agent.python_command import python_command
+from paceline.agent.workers.forked_ranks import ForkedRanks, UnsafeToFork
+from paceline.agent.workers.output import OutputCapture
+from paceline.agent.workers.started_ranks import (
+    Exit,
+    Launch,
+    StartedRanks,
+    kill_descendants,
+    start_process,
+)
 from paceline.agent.workers.torchrun_ranks import TorchrunRanks
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.errors import LaunchError
+
+
+class ExecRanks:
+    """One Python process per rank: where forking is unsafe, and where there is one agent per rank
+    (srun, mpirun). With style spawn one per node, which starts the ranks itself.
+    """
+
+    def __init__(self, *, per_node: bool = False) -> None:
+        self._per_node = per_node
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, launch: Launch, output: OutputCapture) -> list[int]:
+        command = python_command(launch.launch_spec.python, "agent.workers.bootstrap")
+        common = {**launch.common_environ(), env.PARENT: str(os.getpid())}
+        ranks = launch.ranks()[:1] if self._per_node else launch.ranks()
+        for rank, local_rank in ranks:
+            variables = {} if self._per_node else launch.rank_environ(rank, local_rank)
+            self._running[local_rank] = start_process(
+                command, {**common, **variables}, ends=output.open(rank), reads_input=rank == 0
+            )
+        return [local_rank for _, local_rank in ranks]
+
+    def fileno(self) -> int | None:
+        return None
+
+    def poll(self) -> list[Exit]:
+        exits = []
+        for local_rank, process in list(self._running.items()):
+            code = process.poll()
+            if code is not None:
+                del self._running[local_rank]
+                exits.append(Exit(local_rank, code, time.time()))
+        return exits
+
+    def pids(self) -> dict[int, int]:
+        return {local_rank: process.pid for local_rank, process in self._running.items()}
+
+    def has_failed_rank(self) -> bool:
+        return False
+
+    def kill_leftovers(self) -> None:
+        kill_descendants()
+
+    def close(self) -> None:
+        self.kill_leftovers()
 
 
 class GroupSelection:
@@ -35,11 +90,15 @@ class GroupSelection:
         self._zygote = zygote
         self._selected: StartedRanks | None = None
         self._interrupted, self._say = interrupted, say
+        # Rank 0 of every attempt reads a file from here on: all share one position in it.
+        self._input = os.lseek(0, 0, os.SEEK_CUR) if Path("/dev/stdin").is_file() else None
 
     def select(self, placement: Placement, heartbeats: Heartbeats) -> StartedRanks:
         """Return the worker group for the next attempt. Wait until its zygote has imported
         torch.
         """
+        if self._input is not None:
+            os.lseek(0, self._input, os.SEEK_SET)
         if self._zygote is not None and self._zygote_is_ready():
             return self._zygote
         if self._selected is None:
@@ -66,8 +125,6 @@ class GroupSelection:
             self._zygote = ForkedRanks.prepare(self._launch_spec, environ)
         try:
             self._zygote.wait_until_ready(self._interrupted, self._say)
-        except Interrupted:
-            raise LaunchError("Interrupted before the ranks started.") from None
         except UnsafeToFork as why:
             self._say(f"starting ranks as new processes instead of forking them: {why}")
             self._zygote.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.agent.workers.compile_cache import compile_cache_variables
 from paceline.agent.workers.zygote.start import THREADS, parse_thread_count
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
@@ -16,6 +18,11 @@ from paceline.contract.run_folder import FLIGHT_RECORDER, RunFolder
 if TYPE_CHECKING:
     from paceline.agent.launcher_placement import Placement
 
+# Where torch keeps code that it has compiled, so that the next job of a project need not do it
+# again. Torch's own defaults are the temporary folder, which most clusters empty after each job,
+# and the home folder.
+CACHE = "TORCHINDUCTOR_CACHE_DIR"  # torch.compile; Triton's files are in it, too
+EXTENSIONS = "TORCH_EXTENSIONS_DIR"  # C++ and CUDA extensions that are built when they are imported
 
 # Meant for the agent alone: a secret, and variables that would mislead an agent started by a rank.
 # wandb's is the address of a service that belongs to the process around the agent, on this node
@@ -138,6 +145,72 @@ def framework_variables(launch_spec: LaunchSpec, devices: Path = Path("/dev")) -
         # written for those.
         on_cpu |= launch_spec.style == "accelerate" or not (devices / "dri").exists()
     return {"ACCELERATE_USE_CPU": "true"} if on_cpu else {}
+
+
+def compile_cache_variables(launch_spec: LaunchSpec) -> dict[str, str]:
+    """Return the variables for torch. Empty if there is no folder of this user alone: torch runs
+    code from it.
+    """
+    if not launch_spec.scratch:
+        return {}
+    try:
+        own = _own_folder(Path(launch_spec.scratch))
+        if own is None:
+            return {}
+        project = Path(launch_spec.project or "default", node_image())
+        # Torch tells interpreters apart only in its default folder.
+        python = hashlib.sha256(os.fsencode(launch_spec.python)).hexdigest()[:12]
+        folders = {
+            CACHE: own / "compile" / project,
+            EXTENSIONS: own / "extensions" / project / python,
+        }
+        for folder in folders.values():
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a full disk, or a folder that only others may write
+        return {}
+    return {name: str(folder) for name, folder in folders.items()}
+
+
+def _own_folder(scratch: Path) -> Path | None:
+    """Return this user's own folder for caches; None if others could change it, or put another one
+    in its place.
+    """
+    parent, path = scratch.stat(), scratch / f".cache-{os.geteuid()}"
+    if parent.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not parent.st_mode & stat.S_ISVTX:
+        return None  # everybody who may write there may rename it
+    path.mkdir(mode=stat.S_IRWXU, exist_ok=True)
+    status = path.lstat()
+    is_private = stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == stat.S_IRWXU
+    return path if is_private and status.st_uid == os.geteuid() else None
+
+
+def node_image() -> str:
+    """Return a name for nodes that can run each other's compiled code: the same system and kind of
+    processor.
+
+    Torch itself tells GPUs and its versions apart, but it compiles for the processor that it runs
+    on.
+    """
+    facts = [platform.machine(), *platform.libc_ver()]
+    try:
+        system = platform.freedesktop_os_release()
+        facts += [system.get("ID", ""), system.get("VERSION_ID", "")]
+    except OSError:
+        pass
+    digest = hashlib.sha256("|".join([*facts, _processor()]).encode()).hexdigest()
+    return f"{platform.machine()}-{digest[:12]}"
+
+
+def _processor() -> str:
+    """Return the instructions that the first processor knows."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith(("flags", "Features")):
+                    return " ".join(sorted(line.partition(":")[2].split()))
+    except OSError:
+        pass
+    return platform.processor()
 
 
 def node_variables(

@@ -5,6 +5,7 @@ start them.
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from paceline.agent.launcher_placement import Placement
 from paceline.agent.workers import process_tree
 from paceline.agent.workers.output import PER_RANK_LOGS, OutputCapture
 from paceline.agent.workers.rank_variables import common_variables, node_variables, rank_variables
+from paceline.agent.workers.zygote.start import cannot_start
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import AttemptFolder
 
@@ -106,6 +108,26 @@ class StartedRanks(Protocol):
 
     def close(self) -> None:
         """Free all resources. Nothing can be started afterwards."""
+
+
+def start_process(
+    command: list[str], environ: Mapping[str, str], *, ends: tuple[int, int], reads_input: bool
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own; `ends` take what it prints, and are closed here."""
+    try:
+        return subprocess.Popen(
+            command,
+            env=environ,
+            stdin=None if reads_input else subprocess.DEVNULL,
+            stdout=ends[0],
+            stderr=ends[1],
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise cannot_start(command[0], error) from error
+    finally:
+        for descriptor in ends:
+            os.close(descriptor)
 
 
 def kill_descendants() -> None:

@@ -13,8 +13,7 @@ from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.python_command import python_command
 from paceline.agent.workers import process_tree
 from paceline.agent.workers.output import OutputCapture
-from paceline.agent.workers.started_ranks import Exit, Launch, kill_descendants
-from paceline.agent.workers.zygote.start import cannot_start
+from paceline.agent.workers.started_ranks import Exit, Launch, kill_descendants, start_process
 from paceline.contract import env
 from paceline.contract.heartbeat_file import FINISHED, RUNNING, SAVED_AND_STOPPED
 from paceline.contract.process import die_with_parent
@@ -43,7 +42,7 @@ class TorchrunRanks:
         self._torchrun: subprocess.Popen[bytes] | None = None
         self._launch: Launch | None = None
         self._output: OutputCapture | None = None
-        # our copies of the ranks' ends, open until the ranks have opened theirs
+        # our copies of the ranks' ends, which the ranks open
         self._pipes: list[int] = []
 
     def start(self, launch: Launch, output: OutputCapture) -> list[int]:
@@ -70,21 +69,12 @@ class TorchrunRanks:
             "--no-python",
             *python_command(launch_spec.python, "agent.workers.bootstrap"),
         ]
-        stdout, stderr = output.open(TORCHRUN, shown=False)
-        try:
-            self._torchrun = subprocess.Popen(
-                command,
-                env={**launch.common_environ(), env.OUTPUT_PIPES: json.dumps(paths)},
-                stdin=None if placement.node == 0 else subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise cannot_start(launch_spec.python, error) from error
-        finally:
-            os.close(stdout)
-            os.close(stderr)
+        self._torchrun = start_process(
+            command,
+            {**launch.common_environ(), env.OUTPUT_PIPES: json.dumps(paths)},
+            ends=output.open(TORCHRUN, shown=False),
+            reads_input=placement.node == 0,
+        )
         return [local_rank for _, local_rank in launch.ranks()]
 
     def fileno(self) -> int | None:
@@ -95,10 +85,6 @@ class TorchrunRanks:
             return []
         code = self._torchrun.poll()
         if code is None:
-            if self._pipes and all(
-                self._heartbeats.read(each).state for each in self._local_ranks()
-            ):
-                self._close_pipes()
             return []
         self._torchrun = None
         self._close_pipes()
