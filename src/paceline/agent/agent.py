@@ -15,7 +15,7 @@ from paceline.agent import retry_policy
 from paceline.agent.attempt import Attempt, Outcome
 from paceline.agent.health import preflight
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.health.usage import start_sampler
+from paceline.agent.health.node_metrics import start_sampler
 from paceline.agent.launcher_placement import Placement, find_placement
 from paceline.agent.notify import Notifier, StallNotifier
 from paceline.agent.rank_failures import Failure

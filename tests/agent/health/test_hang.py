@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from paceline.agent.health.activity import ActivityMonitor
-from paceline.agent.health.hang import RankHeartbeat, Watchdog, process_state
+from paceline.agent.health.hang import RankHeartbeat, Watchdog
 from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.workers import process_tree
 from paceline.contract.heartbeat_file import ABSENT, FINISHED, READY, RUNNING, SAVED_AND_STOPPED
 from paceline.contract.stacks import Frame, Stack
 
@@ -136,10 +137,10 @@ def test_the_state_of_a_process() -> None:
         try:
             sleeper.send_signal(signal.SIGSTOP)
             deadline = time.monotonic() + 30
-            while process_state(sleeper.pid) != "T" and time.monotonic() < deadline:
+            while process_tree.state(sleeper.pid) != "T" and time.monotonic() < deadline:
                 time.sleep(0.01)
-            assert process_state(sleeper.pid) == "T"
+            assert process_tree.state(sleeper.pid) == "T"
         finally:
             sleeper.kill()
-    assert process_state(sleeper.pid) == ""
-    assert process_state(os.getpid()) == "R"
+    assert process_tree.state(sleeper.pid) == ""
+    assert process_tree.state(os.getpid()) == "R"

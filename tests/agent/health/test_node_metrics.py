@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from paceline.agent.health import node_metrics
-from paceline.agent.health.node_metrics import NodeMetrics, RunProcesses
+from paceline.agent.health.node_metrics import NodeMetrics, Sampler
 from paceline.agent.health.nvml import Gpus
-from paceline.agent.health.usage import Sampler
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.node_usage import read_node_usage
 from tests.agent.conftest import Launch, until
@@ -135,22 +134,22 @@ subprocess.run([sys.executable, "-c", inner])
 
 def test_processes_of_the_run_are_the_roots_and_their_descendants() -> None:
     roots: set[int] = set()
-    own = RunProcesses(lambda: roots)
-    assert own.sample() == (0, 0)
+    metrics = NodeMetrics(lambda: roots)
+    assert metrics._own_usage() == (0, 0)
     with subprocess.Popen(
         [sys.executable, "-c", FAMILY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as outer:
         assert outer.stdin is not None
         assert outer.stdout is not None
         assert outer.stdout.readline() == "up\n"
-        assert own.sample() == (0, 0), "a foreign process"
+        assert metrics._own_usage() == (0, 0), "a foreign process"
         roots.add(outer.pid)
-        assert own.sample()[1] > 50_000_000, (
+        assert metrics._own_usage()[1] > 50_000_000, (
             "the grandchild's memory is there as soon as its root is known"
         )
-        assert own.sample()[0] < 1000
+        assert metrics._own_usage()[0] < 1000
         outer.stdin.close()
-    assert own.sample() == (0, 0)
+    assert metrics._own_usage() == (0, 0)
 
 
 # -- GPUs ------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def _folders(controller: str, proc: Path, sys: Path) -> Iterator[tuple[Path, boo
 
 
 def _limit(folder: Path, unified: bool) -> int | None:
-    limit = _number(folder / ("memory.max" if unified else "memory.limit_in_bytes"))
+    limit = read_number(folder / ("memory.max" if unified else "memory.limit_in_bytes"))
     return limit if 0 < limit < _UNLIMITED else None
 
 
@@ -90,7 +90,7 @@ def _fields(path: Path) -> dict[str, int]:
     return found
 
 
-def _number(path: Path) -> int:
+def read_number(path: Path) -> int:
     """Return the number in a file, or 0 if there is none."""
     try:
         return int(path.read_bytes())

@@ -158,15 +158,6 @@ def find_stuck(running: list[RankHeartbeat]) -> list[RankHeartbeat]:
     )
 
 
-def process_state(pid: int) -> str:
-    """Return the kernel's state letter of a process (R, S, D, T, Z ...); empty if there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
-
-
 class HangReporter:
     """One agent's part: a member reports its ranks to the head agent, which looks for a hang."""
 
@@ -293,7 +284,7 @@ class HangReporter:
             heartbeat.step,
             age,
             self._launch.placement.host,
-            process_state(heartbeat.pid) if heartbeat.pid else "",
+            process_tree.state(heartbeat.pid) if heartbeat.pid else "",
         )
 
     def _pids(self, local_ranks: Collection[int]) -> dict[int, int]:

@@ -1,22 +1,34 @@
-"""A node's CPU, memory, network, disk and GPU usage, from /proc, /sys and the GPU driver.
-
-A sample reads a handful of files, plus one for each process of the run. Processes of other users
-are not read.
+"""The sampler of an agent: a thread that records what its node uses in `system/node-K.jsonl`: CPU,
+memory, network, disk and GPUs, from /proc, /sys and the GPU driver.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import sys
+import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paceline.agent.health.cgroup import cpu_quota, memory_limit, out_of_memory_kills
-from paceline.agent.health.nvml import Gpus
+from paceline.agent.health.cgroup import cpu_quota, memory_limit, out_of_memory_kills, read_number
+from paceline.agent.health.heartbeat import Heartbeat, Heartbeats
+from paceline.agent.launcher_placement import Placement
+from paceline.agent.workers import process_tree
+from paceline.contract.gpus import VISIBLE_DEVICES
+from paceline.contract.jsonl import LineWriter
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import RunFolder
 
-# samples after which the pid of a foreign process may have become one of the run
-RECHECK_AFTER = 20
+if TYPE_CHECKING:
+    from paceline.agent.health.nvml import Gpus
+
+# seconds; it doubles up to the configured one, so that short runs leave samples too
+FIRST_INTERVAL = 1.0
+CLOSE_TIMEOUT = 2.0  # seconds; a driver that hangs must not hold the agent
 SECTOR = 512  # bytes in /proc/diskstats, whatever the disk uses
 IB_WORD = 4  # bytes; InfiniBand ports count words of four
 _SHARES = ("busy", "idle", "periods", "throttled")  # counters that become shares, not rates
@@ -36,7 +48,8 @@ class NodeMetrics:
         sys: Path = Path("/sys"),
     ) -> None:
         self._proc, self._sys, self._gpus = proc, sys, gpus
-        self._processes = RunProcesses(roots, proc)
+        self._roots = roots
+        self._own: dict[int, int] = {}  # CPU ticks so far of each process of the run
         self._disks = [path.name for path in sys.glob("block/*") if (path / "device").exists()]
         self._cards = [path.parent.name for path in sys.glob("class/net/*/device")]
         self._ports = sorted(sys.glob("class/infiniband/*/ports/*/counters"))
@@ -67,7 +80,7 @@ class NodeMetrics:
         now = time.monotonic()
         seconds = now - self._last_time
         busy, idle = self._cpu()
-        own_cpu, own_memory = self._processes.sample()
+        own_cpu, own_memory = self._own_usage()
         total, free = self._memory()
         quota = cpu_quota(self._proc, self._sys)
         counters = {
@@ -105,6 +118,18 @@ class NodeMetrics:
 
     # -- the files
     # ---------------------------------------------------------------------------------------
+
+    def _own_usage(self) -> tuple[int, int]:
+        """Return what the processes of the run have used: CPU ticks since the last call, and bytes
+        of memory. Shared memory counts for each process.
+        """
+        stats = process_tree.read_stats(self._proc)
+        roots = set(self._roots()) & stats.keys()
+        own = roots.union(*(process_tree.descendants(root, stats) for root in roots))
+        before, self._own = self._own, {pid: sum(map(int, stats[pid][11:13])) for pid in own}
+        ticks = sum(max(0, used - before.get(pid, used)) for pid, used in self._own.items())
+        pages = sum(int(stats[pid][21]) for pid in own)
+        return ticks, pages * os.sysconf("SC_PAGE_SIZE")
 
     def _cpu(self) -> tuple[float, float]:
         """Return busy and idle ticks of all cores together. The time of guests is already part of
@@ -152,8 +177,10 @@ class NodeMetrics:
         if not self._ports:
             return {}
         return {
-            "fabric_in": sum(IB_WORD * _number(port / "port_rcv_data") for port in self._ports),
-            "fabric_out": sum(IB_WORD * _number(port / "port_xmit_data") for port in self._ports),
+            "fabric_in": sum(IB_WORD * read_number(port / "port_rcv_data") for port in self._ports),
+            "fabric_out": sum(
+                IB_WORD * read_number(port / "port_xmit_data") for port in self._ports
+            ),
         }
 
     def _disk_io(self) -> dict[str, float]:
@@ -167,73 +194,132 @@ class NodeMetrics:
         return {"disk_in": read, "disk_out": written}
 
 
-class RunProcesses:
-    """The processes of the run on this node: its roots and all their descendants."""
+class Sampler:
+    """Appends one line per sample, or at least renews the file's date: `paceline ps` takes that as
+    a sign of life.
+    """
 
-    def __init__(self, roots: Callable[[], Collection[int]], proc: Path = Path("/proc")) -> None:
-        self._roots, self._proc = roots, str(proc)
-        self._page = os.sysconf("SC_PAGE_SIZE")
-        self._known_roots: set[int] = set()
-        self._own: dict[int, int] = {}  # pid -> CPU ticks so far; -1: not read yet
-        self._foreign: set[int] = set()
-        self._updates = 0
+    def __init__(
+        self,
+        path: Path,
+        *,
+        interval: float,
+        roots: Callable[[], Collection[int]],
+        header: Mapping[str, Any],
+        ranks: Callable[[], list[list[Any]]] = list,
+        gpu_environ: Mapping[str, str] | None,
+        warn: Callable[[str], None],
+    ) -> None:
+        """`header` goes into the first line, and `ranks` into each of the others.
 
-    def sample(self) -> tuple[int, int]:
-        """Return CPU ticks since the last call, and bytes of memory. Shared memory counts for each
-        process.
+        `gpu_environ` says which GPUs are visible; None samples no GPU.
         """
-        self._update()
-        ticks = memory = 0
-        for pid, before in list(self._own.items()):
-            found = self._read(pid)
-            if found is None:
-                del self._own[pid]
-                continue
-            _, used, pages = found
-            ticks += max(0, used - before) if before >= 0 else 0
-            memory += pages * self._page
-            self._own[pid] = used
-        return ticks, memory
+        self._path, self._interval, self._roots, self._header = path, interval, roots, dict(header)
+        self._ranks, self._gpu_environ, self._warn = ranks, gpu_environ, warn
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="paceline-sampler", daemon=True)
+        self._thread.start()
 
-    def _update(self) -> None:
-        """Find new processes of the run. A foreign process stays foreign, so only new ones are
-        read.
-        """
-        roots = set(self._roots())
-        self._updates += 1
-        if not roots <= self._known_roots or self._updates % RECHECK_AFTER == 0:
-            self._foreign.clear()
-        self._known_roots = roots
-        running = {int(name) for name in os.listdir(self._proc) if name.isdigit()}
-        self._foreign &= running
-        for pid in roots & running:
-            self._own.setdefault(pid, -1)
-        parents: dict[int, int] = {}
-        for pid in running - self._foreign - self._own.keys():
-            found = self._read(pid)
-            if found is not None:
-                parents[pid] = found[0]
-        while children := [pid for pid, parent in parents.items() if parent in self._own]:
-            for pid in children:
-                self._own[pid] = -1
-                del parents[pid]
-        self._foreign |= parents.keys()
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(CLOSE_TIMEOUT)
 
-    def _read(self, pid: int) -> tuple[int, int, int] | None:
-        """Return parent, CPU ticks and pages of memory of a process; None once it is gone."""
+    def _run(self) -> None:
+        pause = min(FIRST_INTERVAL, self._interval)
+        # The ranks start meanwhile, so wait before importing what is needed here.
+        if self._closed.wait(pause):
+            return
         try:
-            with open(f"{self._proc}/{pid}/stat", "rb") as file:
-                # The command name, in parentheses, may contain anything: parse what follows the
-                # last one.
-                fields = file.read().rpartition(b")")[2].split()
-            return int(fields[1]), int(fields[11]) + int(fields[12]), int(fields[21])
-        except (OSError, IndexError, ValueError):
-            return None
+            self._sample(pause)
+        except OSError as problem:
+            self._warn(
+                f"system metrics stop here ({problem.filename or self._path}: {problem.strerror})"
+            )
+
+    def _sample(self, pause: float) -> None:
+        from paceline.agent.health.nvml import Gpus
+
+        gpus = Gpus.open(self._gpu_environ) if self._gpu_environ is not None else None
+        metrics = NodeMetrics(self._roots, gpus=gpus)
+        lines = LineWriter(self._path)
+        header = {**self._header, "interval": self._interval, **metrics.facts()}
+        try:
+            has_header = lines.append(_line(header))
+            while not self._closed.wait(pause):
+                has_header = has_header or lines.append(_line(header))
+                if not lines.append(self._line_of_sample(metrics)):
+                    with suppress(OSError):  # a full disk still takes a date
+                        os.utime(self._path)
+                pause = min(2 * pause, self._interval)
+        finally:
+            lines.close()
+            metrics.close()
+
+    def _line_of_sample(self, metrics: NodeMetrics) -> str:
+        try:
+            return _line({**metrics.sample(), "ranks": self._ranks()})
+        # this node is short of descriptors or memory: the next sample may work
+        except OSError as problem:
+            return _line({"error": f"{problem.filename or 'sample'}: {problem.strerror}"})
 
 
-def _number(path: Path) -> int:
-    """Return the number in a file, or 0 if there is none."""
-    try:
-        return int(path.read_bytes())
-    except (OSError, ValueError):
-        return 0
+def start_sampler(
+    run: RunFolder,
+    launch_spec: LaunchSpec,
+    placement: Placement,
+    heartbeats: Heartbeats,
+    *,
+    environ: Mapping[str, str],
+    job_start: str,
+    warn: Callable[[str], None],
+) -> Sampler | None:
+    """Start sampling if the run asks for it; one agent of each node does it."""
+    if not launch_spec.system_metrics or sys.platform != "linux" or placement.local_ranks[0] != 0:
+        return None
+    gpu_environ = {**environ, **launch_spec.variables}
+    # this agent sees one of the node's GPUs, but reports on all of them
+    if launch_spec.one_gpu_per_rank:
+        gpu_environ.pop(VISIBLE_DEVICES, None)
+
+    def roots() -> set[int]:
+        """Return this agent and its ranks; if each rank has its own agent, the process that
+        started them all.
+        """
+        parent = os.getppid()
+        if placement.count > placement.nodes and parent > 1:
+            return {parent}
+        return {
+            os.getpid(),
+            *(heartbeats.read(local_rank).pid for local_rank in placement.local_ranks),
+        } - {0}
+
+    def ranks() -> list[list[Any]]:
+        numbers = zip(placement.ranks, placement.local_ranks, strict=True)
+        return [
+            rank_row(rank, heartbeats.read(local), heartbeats.read_times(local))
+            for rank, local in numbers
+        ]
+
+    return Sampler(
+        run.node_metrics(placement.node),
+        interval=launch_spec.system_metrics,
+        roots=roots,
+        header={"host": placement.host, "job_start": job_start},
+        ranks=ranks,
+        gpu_environ=gpu_environ if launch_spec.gpus else None,
+        warn=warn,
+    )
+
+
+def rank_row(rank: int, heartbeat: Heartbeat, times: tuple[float, float]) -> list[Any]:
+    """Return a rank's number, state, step, seconds since its heartbeat, process state, and how it
+    spends its time.
+    """
+    age = round(max(0.0, time.time() - heartbeat.time), 1) if heartbeat.time else None
+    process = process_tree.state(heartbeat.pid) if heartbeat.pid else ""
+    seconds = [round(each, 6) for each in (heartbeat.seconds_per_step, *times)]
+    return [rank, heartbeat.state, heartbeat.step, age, process, *seconds]
+
+
+def _line(values: Mapping[str, Any]) -> str:
+    return json.dumps({"time": round(time.time(), 3), **values}, ensure_ascii=False) + "\n"

@@ -23,7 +23,7 @@ from paceline import __version__
 from paceline.agent.health import preflight
 from paceline.agent.health.activity import tree_usage
 from paceline.agent.health.heartbeat import Heartbeat, read_file
-from paceline.agent.health.usage import rank_row
+from paceline.agent.health.node_metrics import rank_row
 from paceline.agent.rendezvous import network
 from paceline.agent.workers import process_tree
 from paceline.contract.foreign_records import read_objects

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.contract.gpus import VISIBLE_DEVICES, listed_devices
 
@@ -17,6 +17,7 @@ _MAX_EVENTS = 64  # read at a time
 # reports.
 _SLOWDOWNS = {0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power supply"}
 _NAME_LENGTH = 96
+_Result = TypeVar("_Result", bound="ctypes._CData")
 
 
 class Utilization(ctypes.Structure):
@@ -74,8 +75,12 @@ class Gpus:
         If something is wrong with it: also `ecc` (uncorrected errors), `slowdown` (why) and `xid`
         (its last error).
         """
-        self._read_events()
-        return [{**self._sample(handle), **self._health(handle)} for handle in self._handles]
+        for _ in range(_MAX_EVENTS if self._events is not None else 0):
+            event = self._read("nvmlEventSetWait_v2", Event(), self._events, after=(0,))
+            if event is None:
+                break
+            self._xids[event.device] = event.data
+        return [self._sample(handle) for handle in self._handles]
 
     def close(self) -> None:
         if self._events is not None:
@@ -84,78 +89,56 @@ class Gpus:
 
     def _listen(self) -> ctypes.c_void_p | None:
         """Ask the driver to report errors (Xid). Older drivers and MIG slices do not."""
-        events = ctypes.c_void_p()
-        if self._call("nvmlEventSetCreate", ctypes.byref(events)) != 0:
-            return None
-        for handle in self._handles:
-            self._call("nvmlDeviceRegisterEvents", handle, ctypes.c_ulonglong(_XID_EVENTS), events)
+        events = self._read("nvmlEventSetCreate", ctypes.c_void_p())
+        if events is not None:
+            for handle in self._handles:
+                self._library.nvmlDeviceRegisterEvents(
+                    handle, ctypes.c_ulonglong(_XID_EVENTS), events
+                )
         return events
 
-    def _read_events(self) -> None:
-        event = Event()
-        for _ in range(_MAX_EVENTS):
-            if self._events is None:
-                return
-            if (
-                self._call(
-                    "nvmlEventSetWait_v2", self._events, ctypes.byref(event), ctypes.c_uint(0)
-                )
-                != 0
-            ):
-                return
-            self._xids[event.device] = event.data
-
-    def _health(self, handle: ctypes.c_void_p) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        number = ctypes.c_ulonglong()
-        if (
-            self._call(
-                "nvmlDeviceGetTotalEccErrors",
-                handle,
-                _UNCORRECTED,
-                _SINCE_BOOT,
-                ctypes.byref(number),
-            )
-            == 0
-        ):
-            found |= {"ecc": number.value} if number.value else {}
-        if (
-            self._call("nvmlDeviceGetCurrentClocksThrottleReasons", handle, ctypes.byref(number))
-            == 0
-        ):
-            reasons = dict.fromkeys(
-                reason for bit, reason in _SLOWDOWNS.items() if number.value & bit
-            )
-            found |= {"slowdown": ", ".join(reasons)} if reasons else {}
-        if handle.value in self._xids:
-            found["xid"] = self._xids[handle.value]
-        return found
-
-    def _call(self, name: str, *args: Any) -> int:
-        """Call a function that some drivers lack."""
+    def _read(
+        self, name: str, into: _Result, *args: Any, after: tuple[int, ...] = ()
+    ) -> _Result | None:
+        """Have a function of the driver write into a value; None if it fails, or some drivers lack
+        it.
+        """
         function = getattr(self._library, name, None)
-        return -1 if function is None else int(function(*args))
+        if function is None or function(*args, ctypes.byref(into), *after) != 0:
+            return None
+        return into
 
     def _sample(self, handle: ctypes.c_void_p) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        rates = Utilization()
-        if self._library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates)) == 0:
+        rates = self._read("nvmlDeviceGetUtilizationRates", Utilization(), handle)
+        if rates is not None:
             found["busy"] = rates.gpu
         memory = self._memory(handle)
         if memory.total:
             found["memory"] = memory.used
-        number = ctypes.c_uint()
-        if self._library.nvmlDeviceGetPowerUsage(handle, ctypes.byref(number)) == 0:
-            found["power"] = round(number.value / 1000, 1)
-        if self._library.nvmlDeviceGetTemperature(handle, _GPU_SENSOR, ctypes.byref(number)) == 0:
-            found["temperature"] = number.value
+        power = self._read("nvmlDeviceGetPowerUsage", ctypes.c_uint(), handle)
+        if power is not None:
+            found["power"] = round(power.value / 1000, 1)
+        heat = self._read("nvmlDeviceGetTemperature", ctypes.c_uint(), handle, _GPU_SENSOR)
+        if heat is not None:
+            found["temperature"] = heat.value
+        ecc = self._read(
+            "nvmlDeviceGetTotalEccErrors", ctypes.c_ulonglong(), handle, _UNCORRECTED, _SINCE_BOOT
+        )
+        if ecc is not None and ecc.value:
+            found["ecc"] = ecc.value
+        slow = self._read("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong(), handle)
+        bits = slow.value if slow is not None else 0
+        reasons = dict.fromkeys(reason for bit, reason in _SLOWDOWNS.items() if bits & bit)
+        if reasons:
+            found["slowdown"] = ", ".join(reasons)
+        if handle.value in self._xids:
+            found["xid"] = self._xids[handle.value]
         return found
 
     def _memory(self, handle: ctypes.c_void_p) -> Memory:
         """Return the memory of a GPU; all zero if it does not report it."""
-        memory = Memory()
-        self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-        return memory
+        return self._read("nvmlDeviceGetMemoryInfo", Memory(), handle) or Memory()
 
     def _name(self, handle: ctypes.c_void_p) -> str:
         text = ctypes.create_string_buffer(_NAME_LENGTH)

@@ -39,22 +39,31 @@ def raise_descriptor_limit(wanted: int) -> int:
     return soft
 
 
-def read_stats(*, dead: bool = False) -> dict[int, list[bytes]]:
+def read_stats(proc: Path = Path("/proc"), *, dead: bool = False) -> dict[int, list[bytes]]:
     """Map every running process, or every zombie, to the fields of /proc/PID/stat from its state
     on.
     """
     stats = {}
-    for entry in os.listdir("/proc") if sys.platform == "linux" else ():
-        if entry.isdigit():
-            try:
-                # The name is in parentheses and may contain anything; the fields after the last one
-                # are regular.
-                fields = Path(f"/proc/{entry}/stat").read_bytes().rpartition(b")")[2].split()
-            except OSError:
-                continue
-            if fields and (fields[0] in (b"Z", b"X")) is dead:
-                stats[int(entry)] = fields
+    for entry in os.listdir(proc) if sys.platform == "linux" else ():
+        fields = _read_stat(f"{proc}/{entry}/stat") if entry.isdigit() else []
+        if fields and (fields[0] in (b"Z", b"X")) is dead:
+            stats[int(entry)] = fields
     return stats
+
+
+def _read_stat(path: str) -> list[bytes]:
+    """Return the fields behind the name, which is in parentheses and may contain anything."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
+def state(pid: int) -> str:
+    """Return the kernel's state letter of a process (R, S, D, T, Z ...); empty if there is none."""
+    fields = _read_stat(f"/proc/{pid}/stat")
+    return fields[0].decode() if fields else ""
 
 
 def descendants(root: int, stats: Mapping[int, list[bytes]] | None = None) -> set[int]:
@@ -79,12 +88,7 @@ def dead_children(parent: int) -> set[int]:
 
 def is_alive(pid: int) -> bool:
     """Whether a process still runs (a zombie does not)."""
-    try:
-        os.kill(pid, 0)
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state not in (b"Z", b"X")
+    return state(pid) not in ("", "Z", "X")
 
 
 def await_end(pid: int, timeout: float) -> None:
