@@ -242,8 +242,8 @@ class Agent:
                 if not problem.fatal:
                     self.warn(str(problem))
             if unfit:
-                table = preflight.format_table(self.launch_spec, self.rendezvous.roster)
-                self.say(f"some nodes cannot run this job\n{table}")
+                lines = [f"✗ {each.host}  {each.text}" for each in problems if each.fatal]
+                self.say("\n".join(["some nodes cannot run this job", *lines]))
         if unfit:
             self._exclude(unfit)
             fatal = "; ".join(str(problem) for problem in problems if problem.fatal)

@@ -13,7 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.agent.health.cgroup import CpuQuota, cpu_quota
 from paceline.agent.python_command import DROP_CWD_FROM_PATH
 from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.workers import process_tree
@@ -25,8 +24,6 @@ from paceline.contract.run_folder import RunFolder, write_atomically
 
 TIME_LIMIT = 30.0  # seconds for all of it
 ANSWER_TIME = 6.0  # seconds of them for the answers of the members, and for the verdict after them
-THROTTLED = 0.5  # of the periods of a CPU limit, while a core computes
-MIN_PERIODS = 5
 RESULT, VERDICT = "fitness", "fitness_verdict"
 _START = f"{DROP_CWD_FROM_PATH}; from paceline.runtime.distributed.fitness import main; main()"
 
@@ -53,12 +50,8 @@ class FitnessCheck:
 
     def run(self) -> list[Judgement]:
         """Return what is slow, the same on all agents. Collective."""
-        measured, quota = self._measure(self._deadline - ANSWER_TIME)
-        own = {
-            "host": self._launch.placement.host,
-            "throttled": quota,
-            "ranks": [asdict(each) for each in measured],
-        }
+        measured = self._measure(self._deadline - ANSWER_TIME)
+        own = {"host": self._launch.placement.host, "ranks": [asdict(each) for each in measured]}
         if not self._launch.placement.is_head:
             self._rendezvous.send({"kind": RESULT, **own}, to=0)
             message = self._await(VERDICT, {0}).get(0, {})
@@ -69,22 +62,20 @@ class FitnessCheck:
         members = self._await(RESULT, set(range(1, self._launch.placement.count)))
         reports = [own, *members.values()]
         ranks = [make(Measurement, each) for report in reports for each in report["ranks"]]
-        found = [*self._find_throttled(reports), *judge(ranks)]
+        found = list(judge(ranks))
         found += self._find_silent(reports, {each.host for each in found})
         self._record(ranks, found)
         self._rendezvous.send({"kind": VERDICT, "found": [asdict(each) for each in found]})
         return found
 
-    def _measure(self, deadline: float) -> tuple[list[Measurement], float]:
-        """Run the measurement on this node's ranks. Returns what they wrote, and the share of
-        throttled periods.
-        """
+    def _measure(self, deadline: float) -> list[Measurement]:
+        """Run the measurement on this node's ranks, and return what they wrote."""
         folder = self._run.path / "fitness"
         folder.mkdir(parents=True, exist_ok=True)
         common = {**self._launch.common_environ(), env.FITNESS: str(folder)}
         if not self._launch.launch_spec.gpus:
             common[env.FITNESS_CPU] = "1"
-        before, started = cpu_quota(), []
+        started = []
         numbers = [rank for rank, _ in self._launch.ranks()]
         for rank, local_rank in self._launch.ranks():
             (folder / f"rank-{rank}.json").unlink(missing_ok=True)
@@ -107,7 +98,7 @@ class FitnessCheck:
             for each in started:
                 process_tree.signal_group(each.pid, signal.SIGKILL)
                 each.wait()
-        return list(_read(folder, numbers)), _throttled_share(before, cpu_quota())
+        return list(_read(folder, numbers))
 
     def _await(self, kind: str, senders: set[int]) -> dict[int, dict[str, Any]]:
         """Return one message of each sender, or of those that answer in time."""
@@ -125,20 +116,6 @@ class FitnessCheck:
             time.sleep(0.05)
         self._rendezvous.put_back(other)
         return found
-
-    @staticmethod
-    def _find_throttled(reports: Iterable[Mapping[str, Any]]) -> list[Judgement]:
-        shares = {str(each["host"]): float(each["throttled"]) for each in reports}
-        return [
-            Judgement(
-                host,
-                f"a limit of CPU time held it back in {share:.0%} of all periods",
-                unfit=True,
-                evidence=(f"{host}: cgroup cpu.stat",),
-            )
-            for host, share in shares.items()
-            if share >= THROTTLED and min(shares.values()) < THROTTLED
-        ]
 
     @staticmethod
     def _find_silent(reports: Iterable[Mapping[str, Any]], blamed: set[str]) -> list[Judgement]:
@@ -171,8 +148,3 @@ def _read(folder: Path, ranks: Iterable[int]) -> Iterable[Measurement]:
         except (OSError, ValueError):
             continue
         os.unlink(folder / f"rank-{rank}.json")
-
-
-def _throttled_share(before: CpuQuota, after: CpuQuota) -> float:
-    periods = after.periods - before.periods
-    return (after.throttled - before.throttled) / periods if periods >= MIN_PERIODS else 0.0
