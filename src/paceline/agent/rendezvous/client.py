@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.agent.launcher_placement import Placement
 from paceline.agent.rendezvous import network
-from paceline.agent.rendezvous.handshake import STRANGER, greet_head
+from paceline.agent.rendezvous.handshake import SIZE_DIGITS, STRANGER, greet_head, read_exactly
 from paceline.agent.rendezvous.membership import (
     HANDSHAKE_TIMEOUT,
     INTERRUPTED,
@@ -26,7 +26,7 @@ from paceline.agent.rendezvous.membership import (
     job_start_folder,
     split_address,
 )
-from paceline.agent.rendezvous.transport import MAX_LINE, encode
+from paceline.agent.rendezvous.transport import encode
 from paceline.contract import env
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import LaunchError
@@ -151,7 +151,7 @@ class RendezvousClient:
         while not select.select([sock], [], [], 0.5)[0]:
             if self.interrupted():
                 raise Interrupted(INTERRUPTED)
-        message = read_message(sock, time.monotonic() + HANDSHAKE_TIMEOUT)
+        message = read_answer(sock, time.monotonic() + HANDSHAKE_TIMEOUT)
         if message.get("kind") == "rejected":
             raise JoinRejected(str(message["reason"]))
         return message
@@ -185,21 +185,10 @@ class RendezvousClient:
         await_verdict(self.job_start, self.interrupted)
 
 
-def read_message(sock: socket.socket, deadline: float) -> dict[str, Any]:
-    """Read one message, and not a byte more: what follows is the transport's."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("no answer in time")
-        sock.settimeout(left)
-        seen = sock.recv(1 << 16, socket.MSG_PEEK)
-        if not seen:
-            raise ConnectionError("the connection was closed")
-        line += sock.recv(seen.find(b"\n") + 1 or len(seen))
-        if len(line) > MAX_LINE:
-            raise ConnectionError(STRANGER)
-    message = json.loads(line)
-    if not isinstance(message, dict):
+def read_answer(sock: socket.socket, deadline: float) -> dict[str, Any]:
+    """Read the head agent's answer, and not a byte more: what follows is the transport's."""
+    size = read_exactly(sock, SIZE_DIGITS, deadline)
+    if not size.isdigit():
         raise ConnectionError(STRANGER)
+    message: dict[str, Any] = json.loads(read_exactly(sock, int(size), deadline))
     return message

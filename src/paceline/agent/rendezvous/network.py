@@ -189,37 +189,6 @@ def interface_towards(address: str) -> str | None:
     return None
 
 
-def has_infiniband() -> bool:
-    folder = Path("/sys/class/infiniband")
-    return folder.is_dir() and any(folder.iterdir())
-
-
-def roce_gid_index(devices: Path = Path("/sys/class/infiniband")) -> int | None:
-    """Return the GID index for RoCE v2 over IPv4 if all Ethernet ports agree on it; None leaves the
-    choice to NCCL.
-
-    The default entry is often RoCE v1 or link-local, and then adapters cannot reach each other.
-    """
-    chosen = set()
-    for port in devices.glob("*/ports/*"):
-        try:
-            if (port / "link_layer").read_text().strip() != "Ethernet":
-                return None  # real InfiniBand needs no GID index
-        except OSError:
-            continue
-        usable = [int(entry.name) for entry in port.glob("gids/*") if _is_roce_v2(port, entry)]
-        chosen.add(min(usable, default=None))
-    return chosen.pop() if len(chosen) == 1 else None
-
-
-def _is_roce_v2(port: Path, entry: Path) -> bool:
-    try:
-        kind = (port / "gid_attrs" / "types" / entry.name).read_text().strip()
-        return kind == "RoCE v2" and entry.read_text().startswith("0000:0000:0000:0000:0000:ffff:")
-    except OSError:  # unused entries cannot be read
-        return False
-
-
 def describe_network(variables: Mapping[str, str]) -> str:
     """Return which interface the ranks use and which variables choose it. NCCL's "=" before a name
     means exactly it.
@@ -236,12 +205,7 @@ def describe_network(variables: Mapping[str, str]) -> str:
 
 
 def network_variables(
-    *,
-    nodes: int,
-    peer: str,
-    environ: Mapping[str, str],
-    runtime: Mapping[str, Any],
-    infiniband: bool | None = None,
+    *, nodes: int, peer: str, environ: Mapping[str, str], runtime: Mapping[str, Any]
 ) -> dict[str, str]:
     """Return the variables to set for the ranks of this node. Variables that the user has set are
     left alone.
@@ -257,10 +221,6 @@ def network_variables(
             variables["GLOO_SOCKET_IFNAME"] = name
         if ":" in peer:
             variables["NCCL_SOCKET_FAMILY"] = "AF_INET6"
-        if not (has_infiniband() if infiniband is None else infiniband):
-            variables["NCCL_IB_DISABLE"] = "1"
-        elif (index := roce_gid_index()) is not None:
-            variables["NCCL_IB_GID_INDEX"] = str(index)
     if runtime.get("debug"):
         variables["NCCL_DEBUG"] = "INFO"
         variables["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"

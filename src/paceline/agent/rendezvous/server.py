@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from paceline.agent.launcher_placement import Placement, node_name
-from paceline.agent.rendezvous.handshake import RESPONSE_SIZE, HeadHandshake
+from paceline.agent.rendezvous.handshake import RESPONSE_SIZE, SIZE_DIGITS, HeadHandshake
 from paceline.agent.rendezvous.membership import (
     HANDSHAKE_TIMEOUT,
     INTERRUPTED,
@@ -31,7 +31,6 @@ from paceline.agent.rendezvous.membership import (
     split_address,
 )
 from paceline.agent.rendezvous.network import bind_port, join_address, loopback, plain_address
-from paceline.agent.rendezvous.transport import encode
 from paceline.agent.workers.process_tree import raise_descriptor_limit
 from paceline.contract import env
 from paceline.contract.run_folder import write_atomically
@@ -111,13 +110,13 @@ class RendezvousServer:
             raise
         roster = [self.facts[index] for index in range(self.placement.count)]
         head_address, peer_address = choose_addresses(self.members)
-        line = encode(
+        answer = _encode_answer(
             {"kind": "roster", "roster": encode_roster(roster), "head_address": head_address}
         )
         for sock in self.members.values():
             with suppress(OSError):  # the transport will find that it is lost
                 sock.settimeout(HANDSHAKE_TIMEOUT)
-                sock.sendall(line)
+                sock.sendall(answer)
         return Membership(self.members, roster, head_address, peer_address)
 
     def _listen(self) -> socket.socket:
@@ -274,10 +273,15 @@ class RendezvousServer:
         )
 
 
+def _encode_answer(answer: dict[str, str]) -> bytes:
+    line = json.dumps(answer).encode()
+    return f"{len(line):0{SIZE_DIGITS}}".encode() + line
+
+
 def _reject(sock: socket.socket, reason: str) -> None:
     with suppress(OSError):
         sock.settimeout(HANDSHAKE_TIMEOUT)
-        sock.sendall(encode({"kind": "rejected", "reason": reason}))
+        sock.sendall(_encode_answer({"kind": "rejected", "reason": reason}))
     sock.close()
 
 

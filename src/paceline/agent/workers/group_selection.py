@@ -15,19 +15,13 @@ from paceline.agent.launcher_placement import Placement
 from paceline.agent.python_command import python_command
 from paceline.agent.workers.forked_ranks import ForkedRanks, UnsafeToFork
 from paceline.agent.workers.output import OutputCapture
-from paceline.agent.workers.started_ranks import (
-    Exit,
-    Launch,
-    StartedRanks,
-    kill_descendants,
-    start_process,
-)
+from paceline.agent.workers.started_ranks import Exit, Launch, StartedRanks, start_process
 from paceline.agent.workers.torchrun_ranks import TorchrunRanks
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
 
 
-class ExecRanks:
+class ExecRanks(StartedRanks):
     """One Python process per rank: where forking is unsafe, and where there is one agent per rank
     (srun, mpirun). With style spawn one per node, which starts the ranks itself.
     """
@@ -47,9 +41,6 @@ class ExecRanks:
             )
         return [local_rank for _, local_rank in ranks]
 
-    def fileno(self) -> int | None:
-        return None
-
     def poll(self) -> list[Exit]:
         exits = []
         for local_rank, process in list(self._running.items()):
@@ -61,15 +52,6 @@ class ExecRanks:
 
     def pids(self) -> dict[int, int]:
         return {local_rank: process.pid for local_rank, process in self._running.items()}
-
-    def has_failed_rank(self) -> bool:
-        return False
-
-    def kill_leftovers(self) -> None:
-        kill_descendants()
-
-    def close(self) -> None:
-        self.kill_leftovers()
 
 
 class GroupSelection:

@@ -93,6 +93,7 @@ class StartedRanks(Protocol):
 
     def fileno(self) -> int | None:
         """Return a descriptor that is readable when `poll` has news; None where SIGCHLD says so."""
+        return None
 
     def poll(self) -> list[Exit]:
         """Return the ranks that have ended since the last call."""
@@ -102,12 +103,15 @@ class StartedRanks(Protocol):
 
     def has_failed_rank(self) -> bool:
         """Whether a rank has failed although `poll` cannot report its end yet."""
+        return False
 
     def kill_leftovers(self) -> None:
         """Kill every process that the ranks left behind."""
+        kill_descendants()
 
     def close(self) -> None:
         """Free all resources. Nothing can be started afterwards."""
+        self.kill_leftovers()
 
 
 def start_process(

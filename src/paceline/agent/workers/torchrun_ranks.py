@@ -13,7 +13,13 @@ from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.python_command import python_command
 from paceline.agent.workers import process_tree
 from paceline.agent.workers.output import OutputCapture
-from paceline.agent.workers.started_ranks import Exit, Launch, kill_descendants, start_process
+from paceline.agent.workers.started_ranks import (
+    Exit,
+    Launch,
+    StartedRanks,
+    kill_descendants,
+    start_process,
+)
 from paceline.contract import env
 from paceline.contract.heartbeat_file import FINISHED, RUNNING, SAVED_AND_STOPPED
 from paceline.contract.process import die_with_parent
@@ -34,7 +40,7 @@ def main(args: list[str]) -> None:
     run_torchrun(args[1:])
 
 
-class TorchrunRanks:
+class TorchrunRanks(StartedRanks):
     """One torchrun per node, with a fixed rendezvous; it never restarts ranks itself."""
 
     def __init__(self, heartbeats: Heartbeats) -> None:
@@ -77,9 +83,6 @@ class TorchrunRanks:
         )
         return [local_rank for _, local_rank in launch.ranks()]
 
-    def fileno(self) -> int | None:
-        return None
-
     def poll(self) -> list[Exit]:
         if self._torchrun is None:
             return []
@@ -119,9 +122,6 @@ class TorchrunRanks:
             heartbeat.state == RUNNING and not process_tree.is_alive(heartbeat.pid)
             for heartbeat in heartbeats
         )
-
-    def kill_leftovers(self) -> None:
-        kill_descendants()
 
     def close(self) -> None:
         self._close_pipes()
