@@ -29,6 +29,7 @@ from paceline.contract.heartbeat_file import (
     TIMES,
     UNSAVED,
     WRITES_STACKS,
+    SlotField,
     file_size,
     slot_offset,
 )
@@ -75,9 +76,7 @@ class Heartbeats:
 
     def takes_signals_at_steps(self, local_rank: int) -> bool:
         """Whether a rank will do so at its next steps; false once it has."""
-        return bool(
-            AT_STEPS.unpack_from(self._map, AT_STEPS.offset(local_rank))[0] == TAKES_SIGNALS
-        )
+        return self._field(AT_STEPS, local_rank) == TAKES_SIGNALS
 
     def mark_terminating(self) -> None:
         """From now on SIGTERM ends a rank; it is no longer a request to save and stop."""
@@ -91,17 +90,17 @@ class Heartbeats:
         """Whether nothing of the rank's script is left to run, although its process may still
         exist.
         """
-        return bool(SCRIPT_ENDED.unpack_from(self._map, SCRIPT_ENDED.offset(local_rank))[0])
+        return bool(self._field(SCRIPT_ENDED, local_rank))
 
     def read_unsaved(self, local_rank: int) -> int | None:
         """Return the step of a rank's last state if that could not be saved."""
-        step: int = UNSAVED.unpack_from(self._map, UNSAVED.offset(local_rank))[0]
+        step = self._field(UNSAVED, local_rank)
         return step - 1 if step else None
 
     def read_framework(self, local_rank: int) -> Preset | None:
         """Return the preset of the framework that a rank has imported."""
-        number: int = FRAMEWORK.unpack_from(self._map, FRAMEWORK.offset(local_rank))[0]
-        return PRESETS[number - 1] if 0 < number <= len(PRESETS) else None
+        number = self._field(FRAMEWORK, local_rank)
+        return PRESETS[number - 1] if number else None
 
     def read_times(self, local_rank: int) -> tuple[float, float]:
         """Return the seconds that a rank has waited for data, and those of a step that are its
@@ -112,13 +111,17 @@ class Heartbeats:
 
     def is_in_session(self, local_rank: int) -> bool:
         """Whether a rank has opened a session of the runtime."""
-        return bool(IN_SESSION.unpack_from(self._map, IN_SESSION.offset(local_rank))[0])
+        return bool(self._field(IN_SESSION, local_rank))
 
     def writes_stacks(self, local_rank: int) -> bool:
         """Whether a rank writes its stacks on SIGUSR2; otherwise the signal belongs to the
         script.
         """
-        return bool(WRITES_STACKS.unpack_from(self._map, WRITES_STACKS.offset(local_rank))[0])
+        return bool(self._field(WRITES_STACKS, local_rank))
+
+    def _field(self, field: SlotField, local_rank: int) -> int:
+        number: int = field.unpack_from(self._map, field.offset(local_rank))[0]
+        return number
 
     def remove(self) -> None:
         self._map.close()
@@ -135,32 +138,26 @@ def _create_somewhere(size: int) -> tuple[int, Path]:
     """
     if os.access(MEMORY, os.W_OK):
         with suppress(OSError):
-            return _create_with_space(MEMORY, size)
-    return _create_with_space(tempfile.gettempdir(), size)
+            return _create(MEMORY, size)
+    return _create(tempfile.gettempdir(), size)
 
 
-def _create_with_space(memory: str, size: int) -> tuple[int, Path]:
-    descriptor, path = _create(memory)
+def _create(memory: str, size: int) -> tuple[int, Path]:
+    """Create a file in our own folder of the memory that all users share."""
+    while True:
+        folder = make_own_folder(memory)
+        _remove_abandoned(folder)
+        with suppress(FileNotFoundError):  # another agent has just removed the empty folder
+            descriptor, path = tempfile.mkstemp(prefix=PREFIX, dir=folder)
+            break
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.posix_fallocate(descriptor, 0, size)
     except OSError:
         os.close(descriptor)
-        path.unlink(missing_ok=True)
+        os.unlink(path)
         raise
-    return descriptor, path
-
-
-def _create(memory: str) -> tuple[int, Path]:
-    """Create a file in our own folder of the memory that all users share."""
-    while True:
-        folder = make_own_folder(memory)
-        _remove_abandoned(folder)
-        try:
-            descriptor, path = tempfile.mkstemp(prefix=PREFIX, dir=folder)
-        except FileNotFoundError:  # another agent has just removed the empty folder
-            continue
-        return descriptor, Path(path)
+    return descriptor, Path(path)
 
 
 def _remove_abandoned(folder: Path) -> None:
@@ -224,9 +221,6 @@ def is_ended(path: str) -> bool:
 def read_step(path: str, local_rank: int) -> int:
     """Return the step that a rank has reached, for its error report."""
     try:
-        with open(path, "rb") as file:
-            file.seek(slot_offset(local_rank))
-            step: int = SLOT.unpack(file.read(SLOT.size))[1]
-            return step
+        return read_file(Path(path), local_rank)[0].step
     except (OSError, ValueError):
         return 0
