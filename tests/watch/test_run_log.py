@@ -274,9 +274,9 @@ def test_long_lines_of_a_node_log_keep_their_rank(folder: RunFolder) -> None:
         pipes = {rank: output.LinePrefixer(f"[{rank}] ", log.write) for rank in (0, 1)}
         for _ in range(7):  # pieces of output, as they come from pipes
             for rank, prefixer in pipes.items():
-                prefixer.feed(str(rank).encode() * output.CHUNK)
+                prefixer.write(str(rank).encode() * output.CHUNK)
         for prefixer in pipes.values():
-            prefixer.feed(b"\n")
+            prefixer.write(b"\n")
     for rank in (0, 1):
         for found in (
             list(RunLog(folder).lines(rank=rank)),

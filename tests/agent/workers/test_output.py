@@ -162,8 +162,8 @@ def test_the_last_state_of_a_redrawn_line_is_shown_with_a_prefix() -> None:
     written: list[bytes] = []
     lines = LinePrefixer("[3] ", written.append)
     for piece in (b"10%\r", b"20%\rdone\r\nne", b"xt\n\npart"):
-        lines.feed(piece)
-    lines.finish()
+        lines.write(piece)
+    lines.write(b"")
     assert b"".join(written) == b"[3] done\n[3] next\n[3] \n[3] part\n"
 
 

@@ -235,19 +235,15 @@ class HangReporter:
         """Ask the ranks of this node for their Python stacks, and wait until the files are
         written.
         """
-        paths = []
-        for local_rank, pid in self._pids(local_ranks).items():
-            if self._writes_stacks(local_rank) and process_tree.send_signal(pid, signal.SIGUSR2):
-                process_tree.send_signal(pid, signal.SIGCONT)  # a stopped process could not write
-                paths.append(self._launch.attempt.stacks(self._rank_of[local_rank]))
-        deadline = time.monotonic() + STACKS_TIMEOUT
-        while time.monotonic() < deadline and not all(_has_text(path) for path in paths):
-            time.sleep(0.05)
-
-    def _writes_stacks(self, local_rank: int) -> bool:
-        return self._heartbeats.read(local_rank).state >= READY and self._heartbeats.writes_stacks(
-            local_rank
-        )
+        paths = {
+            pid: self._launch.attempt.stacks(self._rank_of[local_rank])
+            for local_rank, pid in self._pids(local_ranks).items()
+            if self._heartbeats.read(local_rank).state >= READY
+            and self._heartbeats.writes_stacks(local_rank)
+        }
+        for pid in paths:
+            process_tree.send_signal(pid, signal.SIGCONT)  # a stopped process could not write
+        request_stacks(paths)
 
     def _read_stacks(self, ranks: Iterable[int]) -> dict[int, Stack]:
         """Return the stacks that were dumped; those of other nodes may still be on their way."""
@@ -297,8 +293,30 @@ class HangReporter:
         return {heartbeat.local_rank: heartbeat.pid for heartbeat in heartbeats if heartbeat.pid}
 
 
-def _has_text(path: Path) -> bool:
+def request_stacks(paths: Mapping[int, Path]) -> list[int]:
+    """Have processes write their Python stacks into these files, and return those that have.
+
+    One without a handler would be ended by the signal. A dump is written in many pieces: it is
+    complete once the file grows no more.
+    """
+    sizes = {
+        pid: _size(path)
+        for pid, path in paths.items()
+        if process_tree.has_handler(pid, signal.SIGUSR2)
+    }
+    for pid in sizes:
+        process_tree.send_signal(pid, signal.SIGUSR2)
+    deadline, now = time.monotonic() + STACKS_TIMEOUT, sizes
+    while True:
+        before, now = now, {pid: _size(paths[pid]) for pid in sizes}
+        written = [pid for pid, size in sizes.items() if now[pid] > size]
+        if (len(written) == len(sizes) and now == before) or time.monotonic() > deadline:
+            return written
+        time.sleep(0.05)
+
+
+def _size(path: Path) -> int:
     try:
-        return path.stat().st_size > 0
+        return path.stat().st_size
     except OSError:
-        return False
+        return 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import signal
 import socket
 import sys
 import time
@@ -22,10 +21,10 @@ from typing import Any, NamedTuple
 from paceline import __version__
 from paceline.agent.health import preflight
 from paceline.agent.health.activity import tree_usage
+from paceline.agent.health.hang import request_stacks
 from paceline.agent.health.heartbeat import Heartbeat, read_file
 from paceline.agent.health.node_metrics import rank_row
 from paceline.agent.rendezvous import network
-from paceline.agent.workers import process_tree
 from paceline.contract.foreign_records import read_objects
 from paceline.contract.heartbeat_file import READY, RUNNING
 from paceline.contract.run_folder import AttemptFolder, RunFolder
@@ -37,7 +36,6 @@ STEPS = 10  # steps' worth of time without one
 QUIET = 10.0  # seconds without output after which ranks may be stuck
 SECONDS = 5.0  # between the two dumps
 AWAKE = 2  # times that the main thread of a rank that only waits may go back to sleep meanwhile
-STACKS_TIMEOUT = 2.0  # seconds for the ranks to write their stacks
 DUMP_END = 1 << 16  # bytes of a stack file; the newest dump is at its end
 
 
@@ -174,22 +172,13 @@ def dump_stacks(attempt: AttemptFolder, ranks: Sequence[Rank]) -> list[int]:
     A script may take the signal for itself. It is not ours to send then: the script may save and
     exit.
     """
-    sizes = {}
-    for rank in ranks:
-        ready = rank.heartbeat.state >= READY and rank.writes_stacks
-        # otherwise the signal would end it
-        if ready and process_tree.has_handler(rank.heartbeat.pid, signal.SIGUSR2):
-            sizes[rank.number] = _size(attempt.stacks(rank.number))
-            process_tree.send_signal(rank.heartbeat.pid, signal.SIGUSR2)
-    deadline = time.monotonic() + STACKS_TIMEOUT
-    now = sizes
-    while True:
-        before, now = now, {number: _size(attempt.stacks(number)) for number in sizes}
-        dumped = [number for number, size in sizes.items() if now[number] > size]
-        # A dump is written in many pieces: it is complete once the file grows no more.
-        if (len(dumped) == len(sizes) and now == before) or time.monotonic() > deadline:
-            return dumped
-        time.sleep(0.05)
+    number_of = {
+        rank.heartbeat.pid: rank.number
+        for rank in ranks
+        if rank.heartbeat.state >= READY and rank.writes_stacks
+    }
+    paths = {pid: attempt.stacks(number) for pid, number in number_of.items()}
+    return [number_of[pid] for pid in request_stacks(paths)]
 
 
 def _sleeps(pid: int) -> int:
@@ -208,14 +197,7 @@ def _sleeps(pid: int) -> int:
 def _read(path: Path) -> Stack | None:
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, _size(path) - DUMP_END))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - DUMP_END))
             return read_stack(file.read().decode(errors="replace"))
     except OSError:
         return None
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.contract.run_folder import format_mark, times_path
@@ -77,14 +77,11 @@ class TimedLog:
         self._last = time.time()
 
     def write(self, data: bytes) -> None:
-        self._mark()
-        self._log.write(data)
-        self._size += len(data)
-
-    def _mark(self) -> None:
-        """Write the time of what comes next: exactly while there is little output, and once per
-        second otherwise.
+        """Write the time of what comes next, too: exactly while there is little output, and once
+        per second otherwise.
         """
+        if not data:
+            return
         now = max(self._last, time.time())
         self._marks_left = min(
             MARKS_AT_ONCE, self._marks_left + (now - self._last) * MARKS_PER_SECOND
@@ -93,6 +90,8 @@ class TimedLog:
         if self._marks_left >= 1 and self._log.descriptor is not None:
             self._marks_left -= 1
             self._times.write(format_mark(self._size, now))
+        self._log.write(data)
+        self._size += len(data)
 
     def close(self) -> None:
         self._log.close()
@@ -109,18 +108,14 @@ class LinePrefixer:
         self._write = write
         self._rest = b""
 
-    def feed(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
+        """Take the next bytes of the stream; none at its end."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > MAX_LINE:
+        if self._rest and (not data or len(self._rest) > MAX_LINE):
             lines.append(self._rest)
             self._rest = b""
         if lines:
             self._write(b"".join(self._line(line) for line in lines))
-
-    def finish(self) -> None:
-        if self._rest:
-            self._write(self._line(self._rest))
-            self._rest = b""
 
     def _line(self, line: bytes) -> bytes:
         # Of a progress bar that redraws itself, only the last state.
@@ -129,12 +124,11 @@ class LinePrefixer:
 
 @dataclass
 class RankPipe:
-    """One pipe of one rank, and the functions that take its bytes."""
+    """One pipe of one rank, and the functions that take its bytes, and none at its end."""
 
     rank: int
     descriptor: int
     writers: list[Callable[[bytes], None]]
-    prefixers: list[LinePrefixer] = field(default_factory=list)
 
 
 class OutputCapture:
@@ -184,19 +178,17 @@ class OutputCapture:
         for number in (1, 2):
             reader, writer = _open_terminal_or_pipe(number if shown and self._tee == "0" else None)
             os.set_blocking(reader, False)
-            pipe = RankPipe(rank, reader, [lambda data: self._append_to_tail(rank, data)])
+            writers: list[Callable[[bytes], None]] = [functools.partial(self._append_to_tail, rank)]
             if self._shared is None:
-                pipe.writers.append(self._logs[rank].write)
+                writers.append(self._logs[rank].write)
             else:
-                pipe.prefixers.append(LinePrefixer(f"[{rank}] ", self._shared.write))
-            if shown and self._tee == "all":
-                pipe.prefixers.append(
-                    LinePrefixer(f"[{rank}] ", functools.partial(self._show, number))
-                )
-            elif shown:
-                pipe.writers.append(functools.partial(self._show, number))
-            pipe.writers += [prefixer.feed for prefixer in pipe.prefixers]
+                writers.append(LinePrefixer(f"[{rank}] ", self._shared.write).write)
+            show = functools.partial(self._show, number)
+            if shown:
+                is_alone = self._tee == "0"
+                writers.append(show if is_alone else LinePrefixer(f"[{rank}] ", show).write)
             self._open[reader] = rank
+            pipe = RankPipe(rank, reader, writers)
             self._selector.register(reader, selectors.EVENT_READ, pipe)
             ends.append(writer)
         return ends[0], ends[1]
@@ -296,8 +288,8 @@ class OutputCapture:
             write(data)
 
     def _close_pipe(self, pipe: RankPipe) -> None:
-        for prefixer in pipe.prefixers:
-            prefixer.finish()
+        for write in pipe.writers:
+            write(b"")
         self._selector.unregister(pipe.descriptor)
         self._open.pop(pipe.descriptor, None)
         os.close(pipe.descriptor)
