@@ -253,12 +253,10 @@ class Agent:
         """Measure all nodes. If there is a queue to go back to, it goes on without those that are
         slow.
         """
-        from paceline.agent.health.fitness import FitnessCheck
-
         if self.placement.is_head:
             self.say("measuring the nodes (--fitness)")
         launch = self._make_launch(self.run.attempt(0))
-        found = FitnessCheck(launch, self.run, self.rendezvous, self._interrupted).run()
+        found = preflight.FitnessCheck(launch, self.run, self.rendezvous, self._interrupted).run()
         if self.placement.is_head:
             for each in found:
                 evidence = f" ({'; '.join(each.evidence)})" if each.evidence else ""
@@ -328,10 +326,6 @@ class Agent:
                 if self.placement.is_head:
                     self.verdicts.write_verdict(STOPPED if self.requests.interrupt else FAILED)
                 return INTERRUPTED_EXIT if self.requests.interrupt else 1
-            if self.placement.is_head:
-                warning = self.input.rewind(fork_safety.read_program(self.launch_spec))
-                if warning:
-                    self.warn(warning)
 
     def _make_way(self) -> int:
         """End this head agent, so that whoever started the agents starts all of them again."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline.agent.health.fitness import FitnessCheck
+from paceline.agent.health.preflight import FitnessCheck
 from paceline.contract.fitness import Judgement, Measurement
 from paceline.contract.run_folder import RunFolder
 

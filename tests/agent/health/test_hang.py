@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from paceline.agent.health.activity import ActivityMonitor
 from paceline.agent.health.hang import RankHeartbeat, Watchdog
-from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.health.heartbeat import ActivityMonitor, Heartbeats
 from paceline.agent.workers import process_tree
 from paceline.contract.heartbeat_file import ABSENT, FINISHED, READY, RUNNING, SAVED_AND_STOPPED
 from paceline.contract.stacks import Frame, Stack

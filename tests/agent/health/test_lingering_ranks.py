@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from paceline.agent.health import activity, lingering_ranks
-from paceline.agent.health.activity import Usage, tree_usage
+from paceline.agent.health import lingering_ranks
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.health.lingering_ranks import LingeringRanks
 from paceline.agent.workers import process_tree
+from paceline.agent.workers.process_tree import Usage, tree_usage
 from paceline.contract.heartbeat_file import FINISHED, SAVED_AND_STOPPED, SLOT, slot_offset
 from tests.agent.conftest import Launch, until
 
@@ -97,7 +97,7 @@ def test_a_pause_of_the_whole_job_is_not_idle_time(monkeypatch: pytest.MonkeyPat
     now, cpu = 1000.0, 0.0
     monkeypatch.setattr(lingering_ranks, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(
-        activity, "tree_usage", lambda pids: {pid: Usage(cpu, 0, False, False) for pid in pids}
+        process_tree, "tree_usage", lambda pids: {pid: Usage(cpu, 0, False, False) for pid in pids}
     )
     launched: Any = SimpleNamespace(
         launch_spec=SimpleNamespace(style="fork", exit_timeout=30.0),
@@ -130,7 +130,7 @@ def test_a_rank_whose_child_or_fellow_has_ended_has_time_to_go_on(
     now, with_children = 1000.0, {1: True, 2: False}
     monkeypatch.setattr(lingering_ranks, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(
-        activity,
+        process_tree,
         "tree_usage",
         lambda pids: {pid: Usage(0.0, 0, False, with_children[pid]) for pid in pids},
     )

@@ -13,8 +13,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from paceline.agent import retry_policy
-from paceline.agent.health.activity import ActivityMonitor
-from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.health.heartbeat import ActivityMonitor, Heartbeats
 from paceline.agent.rank_failures import Failure
 from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.workers import process_tree

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 from paceline import __version__
 from paceline.agent.health import preflight
-from paceline.agent.health.activity import tree_usage
 from paceline.agent.health.hang import request_stacks
 from paceline.agent.health.heartbeat import Heartbeat, read_file
 from paceline.agent.health.node_metrics import rank_row
 from paceline.agent.rendezvous import network
+from paceline.agent.workers import process_tree
 from paceline.contract.foreign_records import read_objects
 from paceline.contract.heartbeat_file import READY, RUNNING
 from paceline.contract.run_folder import AttemptFolder, RunFolder
@@ -148,9 +148,12 @@ def compare_dumps(attempt: AttemptFolder, ranks: Sequence[Rank]) -> dict[str, li
     dump_stacks(attempt, ranks)
     before = {rank.number: _read(attempt.stacks(rank.number)) for rank in ranks}
     pids = {rank.number: rank.heartbeat.pid for rank in ranks if rank.heartbeat.pid}
-    used, slept = tree_usage(pids.values()), {pid: _sleeps(pid) for pid in pids.values()}
+    used, slept = (
+        process_tree.tree_usage(pids.values()),
+        {pid: _sleeps(pid) for pid in pids.values()},
+    )
     time.sleep(SECONDS)
-    later = tree_usage(pids.values())
+    later = process_tree.tree_usage(pids.values())
     awake = {pid: _sleeps(pid) - slept[pid] for pid in pids.values()}
     dumped = dump_stacks(attempt, ranks)
 

@@ -1,4 +1,4 @@
-"""Operations on processes: find descendants, adopt orphans, send signals, describe exit codes."""
+"""Operations on processes: find descendants and what they use, adopt orphans, send signals."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from paceline.contract.process import prctl
 
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+# A process that uses more than this, its descendants included, makes progress.
+BUSY_CPU = 0.01  # of one core
+BUSY_IO = 1024  # bytes per second
 
 
 def adopt_orphans() -> None:
@@ -79,6 +84,51 @@ def descendants(root: int, stats: Mapping[int, list[bytes]] | None = None) -> se
                 found.add(child)
                 pending.append(child)
     return found
+
+
+class Usage(NamedTuple):
+    """What a process has used, together with its descendants."""
+
+    cpu: float  # seconds
+    io: int  # bytes read and written; those that `send` and `recv` transfer do not count as such
+    is_suspended: bool  # a thread waits for a disk, or is stopped by a signal or a debugger
+    has_children: bool
+
+    def differs(self, before: Usage, elapsed: float) -> bool:
+        """Whether a process has worked since `before`. A number falls when a child ends."""
+        return (
+            self.is_suspended
+            or abs(self.cpu - before.cpu) >= BUSY_CPU * elapsed
+            or abs(self.io - before.io) >= BUSY_IO * elapsed
+        )
+
+
+def tree_usage(roots: Iterable[int]) -> dict[int, Usage]:
+    """Return what each of these processes uses. Those that are gone are left out."""
+    stats = read_stats()
+    usage = {}
+    for root in set(roots) & set(stats):
+        tree = {root, *descendants(root, stats)}
+        # User and system time, of the process and of its children that have ended.
+        ticks = sum(int(count) for pid in tree for count in stats[pid][11:15])
+        suspended = any(state in b"DTt" for pid in tree for state in _thread_states(pid))
+        io = sum(map(_transferred, tree))
+        usage[root] = Usage(ticks / os.sysconf("SC_CLK_TCK"), io, suspended, len(tree) > 1)
+    return usage
+
+
+def _transferred(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))
+
+
+def _thread_states(pid: int) -> Iterator[bytes]:
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError, IndexError):
+            yield path.read_bytes().rpartition(b")")[2].split()[0]
 
 
 def dead_children(parent: int) -> set[int]:
