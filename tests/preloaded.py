@@ -28,7 +28,7 @@ for name in (
     "paceline.launch.submission",
     "paceline.tools.prove.local_runner",
     "paceline.runtime.data.evaluation",
-    "paceline.runtime.data.streams.stream_loader",
+    "paceline.runtime.data.stream_loader",
     "tests.forked_ranks",
     "tests.runtime.models",
     "tests.runtime.training.test_wrap",

@@ -32,10 +32,9 @@ dist.destroy_process_group()
 """
 
 
-# A session whose first batch takes a second, and whose model takes a moment to build. If the loader comes first, its
-# workers load the batch meanwhile. If it comes last, the loop waits for it.
+# A session whose first batch takes a second, and whose model takes a moment to build.
 TRAINS = """
-import sys, time
+import time
 import torch
 import paceline
 
@@ -45,17 +44,13 @@ class Items:
         time.sleep(1 / 64)
         return torch.full((4096,), float(index))
 
-def load(**options):
-    return run.loader(Items(), batch_size=64 * run.world_size, num_workers=4, **options)
-
 with paceline.session(seed=0, report=False, save_every_seconds=None) as run:
-    early = sys.argv[1] == "early"
-    loader = load(early=True) if early else None
+    loader = run.loader(Items(), batch_size=64 * run.world_size, num_workers=4)
     layers = [torch.nn.Linear(4096, 4096) for _ in range(6)]
     model = run.wrap(torch.nn.Sequential(*layers, torch.nn.Linear(4096, 1)))
     opt = torch.optim.SGD(model.parameters(), lr=1e-9)
-    run.resume(model=model, opt=opt, **({"loader": loader} if early else {}))
-    for x in run.steps(loader or load()):
+    run.resume(model=model, opt=opt, loader=loader)
+    for x in run.steps(loader):
         run.backward(model(x).square().mean())
         run.update(opt)
         if run.step == 1:
@@ -63,13 +58,13 @@ with paceline.session(seed=0, report=False, save_every_seconds=None) as run:
 """
 
 
-def measure_phases(folder: Path, repeats: int, order: str, *options: str) -> dict[str, float]:
-    """Return the median seconds of each phase of a start, with the loader made before the model ("early") or after."""
+def measure_phases(folder: Path, repeats: int, *options: str) -> dict[str, float]:
+    """Return the median seconds of each phase of a start."""
     (folder / "trains.py").write_text(TRAINS)
     found: dict[str, list[float]] = {}
     for _ in range(repeats + 1):
         scratch = Path(tempfile.mkdtemp(dir=folder.parent))
-        command = [sys.executable, "-m", "paceline", "run", *options, "trains.py", order]
+        command = [sys.executable, "-m", "paceline", "run", *options, "trains.py"]
         done = subprocess.run(
             command,
             capture_output=True,
@@ -137,9 +132,8 @@ def measure(repeats: int) -> list[Result]:
                     if turn:  # the first one reads everything from disk, or starts the warm process
                         found[name].append(seconds)
             phases = {
-                "cold": measure_phases(folder, repeats, "early"),
-                "warm": measure_phases(folder, repeats, "early", "--warm"),
-                "cold, the loader after the model": measure_phases(folder, 1, "late"),
+                "cold": measure_phases(folder, repeats),
+                "warm": measure_phases(folder, repeats, "--warm"),
             }
         finally:
             subprocess.run(
@@ -152,14 +146,8 @@ def measure(repeats: int) -> list[Result]:
             f"{phase.replace('_', ' ')} {value:.3f}" for phase, value in seconds.items()
         )
         print(f"phases of a start ({name}), in seconds: {parts}", flush=True)
-    cold, late = phases["cold"], phases["cold, the loader after the model"]
-    print(
-        f"the first batch: the loop waited {cold['first_batch']:.3f} s, and {late['first_batch']:.3f} s with the "
-        f"loader made after the model; workers began {cold.get('first_batch_early', 0.0):.3f} s before the loop",
-        flush=True,
-    )
     peer = {"torchrun": found["torchrun"]}
     return [
-        Result("launch to first NCCL all-reduce", "s", found["Paceline"], peer, {}, cold),
+        Result("launch to first NCCL all-reduce", "s", found["Paceline"], peer, {}, phases["cold"]),
         Result("the same, warm start", "s", found["warm"], peer, {"torchrun": 3.0}, phases["warm"]),
     ]

@@ -19,7 +19,7 @@ _NAMES = {
     "Identity": "paceline.runtime.distributed.identity",
     "PacelineError": "paceline.errors",
     "Run": "paceline.runtime.run",
-    "ShardedIterable": "paceline.runtime.data.streams.sharded_iterable",
+    "ShardedIterable": "paceline.runtime.data.sharded_iterable",
     "Tracker": "paceline.runtime.trackers.base",
     "count_flops": "paceline.runtime.training.flops",
     "read_identity": "paceline.runtime.distributed.identity",
@@ -37,7 +37,7 @@ __all__ = [*sorted([*_NAMES, *_MODULES]), "__version__"]  # noqa: PLE0604 - the 
 
 if TYPE_CHECKING:
     from paceline.errors import PacelineError as PacelineError
-    from paceline.runtime.data.streams.sharded_iterable import ShardedIterable as ShardedIterable
+    from paceline.runtime.data.sharded_iterable import ShardedIterable as ShardedIterable
     from paceline.runtime.distributed.identity import Identity as Identity
     from paceline.runtime.distributed.identity import read_identity as read_identity
     from paceline.runtime.distributed.spawn import spawn as spawn

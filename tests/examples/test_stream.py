@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from paceline.runtime.data.loader_selection import make_loader
+from paceline.runtime.data.loader import make_loader
 from paceline.runtime.distributed.identity import read_identity
 from tests.examples.ranks import assert_same_end, import_from, logged, run_example, saved_tensors
 from tests.forked_ranks import Ranks

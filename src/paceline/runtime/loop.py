@@ -333,7 +333,7 @@ class Loop:
         if self._resumed is None:
             self._loader = loader
         try:
-            boundary.begin_loop(epoch=self.epoch, done=done, total=total, loader=loader)
+            boundary.begin_loop(epoch=self.epoch, done=done, total=total)
             if self.step < limit:
                 uniform = not self.weighted and loader.accumulate == 1
                 micros = loader.micro_batches(epoch)
@@ -361,9 +361,12 @@ class Loop:
 
     def evaluate(self, loader: Any) -> Generator[Any, None, None]:
         self._boundary.begin_evaluation()
-        for batch in loader:
-            yield batch
-            self._boundary.after_forward(self.step, in_a_step=self.micro is not None)
+        try:
+            for batch in loader:
+                yield batch
+                self._boundary.after_forward(self.step, in_a_step=self.micro is not None)
+        finally:
+            loader.close()
 
     def _iterate(self, micros: Iterator[MicroBatch], limit: int, uniform: bool) -> Iterator[Any]:
         gradients, boundary, weighted = self._gradients, self._boundary, self.weighted

@@ -8,21 +8,18 @@ import builtins
 import contextlib
 import json
 import numbers
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, overload
 
 import torch
 
-from paceline.contract.checkpoint import list_checkpoints
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import UsageError
-from paceline.runtime import loop as loops
 from paceline.runtime.checkpoint import CheckpointManager, Restored
 from paceline.runtime.console import note
 from paceline.runtime.data.evaluation import make_evaluation_loader
-from paceline.runtime.data.loader_selection import make_loader
+from paceline.runtime.data.loader import make_loader
 from paceline.runtime.distributed import collectives
 from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.distributed.process_group import ProcessGroups
@@ -44,8 +41,6 @@ from paceline.runtime.training.capture.captured_step import CapturedStep
 from paceline.runtime.training.capture.step_graph import Records
 from paceline.runtime.training.gradients import Gradients
 from paceline.runtime.training.wrap import Model, Wrapper
-
-MAX_EVALUATION_LOADERS = 8  # datasets whose workers are kept for the next evaluation
 
 
 class Run:
@@ -129,8 +124,7 @@ class Run:
             boundary.before_save = gradients.warn_of_pending
         self._restored: Restored | None = None
         self._loaders: list[Any] = []
-        self._early_loaders: list[Any] = []  # those that may begin before the loop
-        self._evaluation_loaders: dict[tuple[int, Any, Any], tuple[Any, Any]] = {}
+        self._has_evaluated = False
         self._captured: list[CapturedStep] = []
         self._first_calls = 0
         self._draws_own_numbers = False
@@ -214,8 +208,6 @@ class Run:
         Raises UsageError if the mode is unknown, the mesh does not fit, the model is already
         wrapped, or it has parameters or buffers on the meta device that nothing initializes.
         """
-        if self._run_folder is not None and self._is_fresh(self._run_folder.checkpoints):
-            self._begin_early(0)
         # called under `with torch.device("meta"):`
         on_meta = torch.get_default_device().type == "meta"
         with torch.device("cpu") if on_meta else contextlib.nullcontext():
@@ -235,7 +227,7 @@ class Run:
     def _set_mesh(self, mesh: Mapping[str, int]) -> None:
         was_set = self._mesh.sizes is not None
         in_use = bool(
-            self._loaders or self._evaluation_loaders or self._loop.begun or self._draws_own_numbers
+            self._loaders or self._has_evaluated or self._loop.begun or self._draws_own_numbers
         )
         self._mesh.set(mesh, in_use=in_use)
         if not was_set and self._mesh.tensor > 1 and self.settings.seed is None:
@@ -257,16 +249,12 @@ class Run:
           there.
         - sharded: the iterable already splits itself by rank and worker.
         - num_workers, collate_fn, augment_seeds and most others of DataLoader.
-        - early: workers may load the first batch from now on, or from `run.resume` on if the run
-          resumes. Nothing that they read may change until the loop: the dataset, `collate_fn`,
-          files, variables.
 
         Raises UsageError if the ranks cannot share the batch evenly, or if an option is unknown or
         does not fit.
         """
         options.setdefault("seed", self.settings.seed or 0)
         options.setdefault("device", self.device)
-        early = options.pop("early", False)
         loader = make_loader(
             dataset,
             batch_size=batch_size,
@@ -278,43 +266,7 @@ class Run:
         if self._boundary.checkpoint_schedule.checkpoints is not None:
             self._loop.adopt(loader)
         self._loaders.append(loader)
-        if early:
-            self._early_loaders.append(loader)
-        if early and self._run_folder is not None and self._is_fresh(self._run_folder.checkpoints):
-            self._begin_early(0, loader)
         return loader
-
-    def _is_fresh(self, checkpoints: Path) -> bool:
-        """Return whether the run seems to start at its first step. If it does not, nothing but
-        time is lost.
-        """
-        settings = self.settings
-        continues = settings.start_from is not None and settings.start_continue
-        return (
-            not self._loop.begun
-            and self._restored is None
-            and not continues
-            and not list_checkpoints(checkpoints)
-        )
-
-    def _begin_early(self, epoch: int, *named: Any) -> None:
-        """Let the workers of one loader that may load its first batch meanwhile: of a named one, or
-        of the first.
-
-        Workers end with the thread that starts them, so only the main thread does.
-        """
-        early = self._early_loaders
-        if (
-            not early
-            or loops.inspector is not None
-            or threading.current_thread() is not threading.main_thread()
-        ):
-            return
-        chosen = next((each for each in early if any(each is other for other in named)), early[0])
-        for each in early:
-            if each is not chosen and each.early.discard():
-                each.close()
-        chosen.begin_early(epoch)
 
     def scale_lr(
         self,
@@ -403,17 +355,12 @@ class Run:
         objects |= own
         checkpoints_dir = self._choose_checkpoints_dir(folder)
         if checkpoints_dir is None:
-            if not self._loop.begun:
-                self._begin_early(0, *objects.values())
             self._draw_own_numbers()
             return None
         if self._loop.begun:
             raise UsageError(
                 "run.resume was called after the first step.", hint="Call it before the loop."
             )
-        named = tuple(objects.values())
-        if self._is_fresh(checkpoints_dir):
-            self._begin_early(0, *named)
         if self._gradients.scaler is not None:
             objects.setdefault("scaler", self._gradients.scaler)
         known = {id(each) for each in objects.values()}
@@ -427,7 +374,6 @@ class Run:
         if restored is not None and not restored.weights_only:
             position = (restored.meta or {}).get("position", {})
             self._loop.resume(step=restored.step, epoch=restored.epoch, position=position)
-            self._begin_early(restored.epoch, *named)
             if self.rank == 0:
                 what = f"resumed at step {restored.step}" if restored.own else _position(restored)
                 note(f"{what} from {restored.folder}")
@@ -566,25 +512,17 @@ class Run:
 
         Raises UsageError if a sampler differs between ranks, or if there is no empty batch.
         """
-        if any(data is each for each in self._loaders) and data.early.discard():
-            data.close()
-        key = (id(data), batch_size, num_workers)
-        if key not in self._evaluation_loaders:
-            loader = make_evaluation_loader(
-                data,
-                batch_size=batch_size,
-                identity=self._mesh.data,
-                device=self.device,
-                seed=self.settings.seed or 0,
-                num_workers=num_workers,
-                group=self._group.data.control,
-            )
-            self._evaluation_loaders[key] = (data, loader)
-            # the script makes new data in every epoch
-            if len(self._evaluation_loaders) > MAX_EVALUATION_LOADERS:
-                self._evaluation_loaders.pop(next(iter(self._evaluation_loaders)))[1].close()
-        evaluated = self._evaluation_loaders[key][1]
-        return LoopBatches(self._loop.evaluate(evaluated), evaluated.count_batches)
+        self._has_evaluated = True
+        loader = make_evaluation_loader(
+            data,
+            batch_size=batch_size,
+            identity=self._mesh.data,
+            device=self.device,
+            seed=self.settings.seed or 0,
+            num_workers=num_workers,
+            group=self._group.data.control,
+        )
+        return LoopBatches(self._loop.evaluate(loader), loader.count_batches)
 
     def capture(self, step: Callable[..., Any]) -> CapturedStep:
         """Return the function `step` as one CUDA graph: small steps then cost the host almost
@@ -605,12 +543,7 @@ class Run:
         """
         records = Records(self._metrics, self._gradients.loss_check)
         captured = CapturedStep(
-            step,
-            gradients=self._gradients,
-            records=records,
-            log=self._log_copies,
-            rank=self.rank,
-            others=self._captured,
+            step, gradients=self._gradients, records=records, log=self._log_copies, rank=self.rank
         )
         self._captured.append(captured)
         return captured
@@ -941,10 +874,7 @@ class Run:
         self._gradients.close()
         self._reporter.close()
         self._boundary.profiler.close()
-        for loader in [
-            *self._loaders,
-            *(loader for _, loader in self._evaluation_loaders.values()),
-        ]:
+        for loader in self._loaders:
             loader.close()
 
 

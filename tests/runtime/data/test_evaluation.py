@@ -31,8 +31,8 @@ from torch.utils.data import (
 
 from paceline.errors import UsageError
 from paceline.runtime.data.evaluation import make_evaluation_loader
-from paceline.runtime.data.map_loader import MapLoader
-from paceline.runtime.data.streams.stream_loader import StreamLoader
+from paceline.runtime.data.loader import MapLoader
+from paceline.runtime.data.stream_loader import StreamLoader
 from paceline.runtime.data.transfer import map_tensors, to_device
 from paceline.runtime.distributed.identity import Identity, read_identity
 from tests.forked_ranks import Ranks

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import random
 from typing import Any
 
@@ -11,11 +13,10 @@ import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from paceline.errors import CheckpointError, UsageError
-from paceline.runtime.data.loader_selection import make_loader
-from paceline.runtime.data.map_loader import MapLoader
+from paceline.runtime.data.loader import MapLoader, make_loader
 from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.randomness import derive_seed, seed_everything
-from tests.runtime.data.datasets import Counting, Noisy
+from tests.runtime.data.datasets import Counting, Noisy, Numbers, Positioned
 
 
 def steps_of(loaders: list[Any], epoch: int, first: int | None = None) -> list[torch.Tensor]:
@@ -81,7 +82,13 @@ def test_a_loaded_position_continues_at_the_next_step_with_other_numbers_of_rank
 def test_persistent_workers_use_a_loaded_seed() -> None:
     saved = over_ranks(1)[0].state_dict()
     loader = MapLoader(
-        Noisy(53), batch_size=12, drop_last=False, seed=99, identity=Identity(), num_workers=1
+        Noisy(53),
+        batch_size=12,
+        drop_last=False,
+        seed=99,
+        identity=Identity(),
+        num_workers=1,
+        persistent_workers=True,
     )
     next(loader.micro_batches(0))
     loader.load_state_dict(saved)
@@ -180,26 +187,75 @@ def test_a_plain_loop_goes_from_epoch_to_epoch() -> None:
     assert len(loader) == 2
 
 
+@pytest.mark.parametrize("data", [list(range(16)), Positioned(16)])
+def test_a_plain_loop_starts_anew_after_a_look_and_continues_after_a_resume(data: Any) -> None:
+    loader = make_loader(data, batch_size=4, identity=Identity())
+    next(iter(loader))
+    assert len(list(loader)) == 4
+    for _ in zip(range(2), loader, strict=False):
+        pass
+    assert len(list(loader)) == 4
+    next(iter(loader))
+    state = loader.state_dict()
+    resumed = make_loader(copy.deepcopy(data), batch_size=4, identity=Identity())
+    resumed.load_state_dict(state)
+    assert [len(list(resumed)) for _ in range(2)] == [3, 4]
+
+
+class Observed(Numbers):
+    """Each item shows what the process that loads it has: the data set's level, and its number."""
+
+    level = 0
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return self.level, os.getpid()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_start_anew_for_each_pass_unless_they_shall_persist(persistent: bool) -> None:
+    data = Observed(4)
+    loader = make_loader(
+        data, batch_size=4, num_workers=1, persistent_workers=persistent, identity=Identity()
+    )
+    passes = []
+    for data.level in range(3):
+        ((levels, processes),) = list(loader)
+        passes.append((int(levels[0]), int(processes[0])))
+    loader.close()
+    assert [level for level, _ in passes] == ([0, 0, 0] if persistent else [0, 1, 2])
+    assert len({process for _, process in passes}) == (1 if persistent else 3)
+
+
+def test_without_augment_seeds_every_rank_and_worker_draws_its_own_numbers() -> None:
+    drawn = []
+    for rank in range(2):
+        loader = MapLoader(
+            Random(16), batch_size=4, num_workers=2, augment_seeds=False, identity=Identity(rank, 2)
+        )
+        drawn += [value for batch in loader for value in batch.tolist()]
+        loader.close()
+    assert len(set(drawn)) == 16
+
+
+class Random(Numbers):
+    def __getitem__(self, index: int) -> float:  # type: ignore[override]
+        return torch.rand((), dtype=torch.float64).item()
+
+
 def test_invalid_combinations_are_rejected() -> None:
     with pytest.raises(UsageError, match="torch DataLoader"):
         make_loader(DataLoader(Noisy(8)), batch_size=4)
-    with pytest.raises(UsageError, match="shuffle=True doesn't work with Counting: a stream"):
+    with pytest.raises(UsageError, match="shuffle doesn't work with Counting: a stream"):
         make_loader(Counting(8), batch_size=4, shuffle=True)
     with pytest.raises(UsageError, match="3 and 4 samples"):
         make_loader({"x": torch.zeros(3), "y": torch.zeros(4)}, batch_size=2)
 
 
-@pytest.mark.parametrize("data", [Noisy(8), Counting(8)])
-def test_unknown_options_are_rejected_with_the_nearest_name(data: Any) -> None:
-    with pytest.raises(UsageError, match=r"no option 'num_worker'.\n  Did you mean num_workers\?"):
-        make_loader(data, batch_size=4, num_worker=2)
-    with pytest.raises(
-        UsageError, match=r"doesn't take generator: .*\n  Pass seed=generator.initial_seed"
-    ):
-        make_loader(data, batch_size=4, generator=torch.Generator())
-    for name in ("in_order", "pin_memory_device"):
-        with pytest.raises(UsageError, match=f"doesn't take {name}"):
-            make_loader(data, batch_size=4, **{name: False})
+@pytest.mark.parametrize("data", [Noisy(8), Counting(8), TensorDataset(torch.arange(8))])
+@pytest.mark.parametrize("name", ["num_worker", "generator", "in_order"])
+def test_unknown_options_are_rejected(data: Any, name: str) -> None:
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+        make_loader(data, batch_size=4, **{name: 1})
 
 
 @pytest.mark.parametrize("data", [Noisy(8), Counting(8)])
@@ -231,7 +287,7 @@ def test_options_that_a_data_set_cannot_have_are_rejected() -> None:
         make_loader(Noisy(8), batch_size=4, sharded=True)
     with pytest.raises(UsageError, match="resident=True doesn't work with collate_fn"):
         make_loader(Noisy(8), batch_size=4, resident=True, collate_fn=list)
-    with pytest.raises(UsageError, match="item 0 has 2 and item 1 has 3"):
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
         make_loader([torch.zeros(2), torch.zeros(3)], batch_size=2, resident=True)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from paceline.runtime.data.map_loader import MapLoader
+from paceline.runtime.data.loader import MapLoader
 from paceline.runtime.data.transfer import transfer_batches
 from paceline.runtime.distributed.identity import Identity
 from tests.runtime.data.datasets import Noisy

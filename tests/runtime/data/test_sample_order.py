@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, WeightedRandomSampler
 
 from paceline.errors import CheckpointError, UsageError
-from paceline.runtime.data.loader_selection import make_loader
+from paceline.runtime.data.loader import make_loader
 from paceline.runtime.data.sample_order import Sampled
 from paceline.runtime.distributed.identity import Identity
 from tests.runtime.data.datasets import Noisy, Numbers

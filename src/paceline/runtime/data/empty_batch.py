@@ -9,14 +9,25 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Callable, MutableMapping
+from typing import Any, NamedTuple
 
 import torch
 
 from paceline.errors import UsageError
-from paceline.runtime.data.seeded_dataset import PaddingItem
-from paceline.runtime.data.transfer import map_fields
+from paceline.runtime.data.transfer import parts_of, rebuild
+
+
+class PaddingKey(NamedTuple):
+    """Asks for an empty batch. `key` is that of any item, which serves as the example."""
+
+    key: Any
+
+
+class PaddingItem(NamedTuple):
+    """The item to make an empty batch of."""
+
+    item: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +48,7 @@ class BatchCollate:
             two = self.collate_fn([copy.deepcopy(item), copy.deepcopy(item)])
         except Exception:  # it takes a single item only
             return _empty_by_shape(one)
-        try:
-            empty, depends = _continue(one, two)
-        except _CannotContinue as problem:
-            raise _refuse(str(problem)) from problem
+        empty, depends = _continue(one, two)
         if not depends:
             raise _refuse(type(one).__name__)
         return empty
@@ -67,129 +75,93 @@ def _refuse(what: str) -> UsageError:
     return UsageError(
         f"A rank has no samples left, and run.evaluate() can't make an empty batch of {what}.",
         hint="Use a batch_size of at least twice the number of ranks, or fewer ranks than "
-        "samples. Otherwise let the "
-        "batches consist of tensors, lists, dictionaries, tuples and data classes.",
+        "samples. Otherwise let the batches consist of tensors, lists, dictionaries, tuples and "
+        "data classes.",
     )
-
-
-class _CannotContinue(Exception):
-    """The name of a type of which there is no empty value."""
 
 
 def _continue(one: Any, two: Any) -> tuple[Any, bool]:
     """Return the value for 0 items that follows from those for 1 and 2, and whether they differ at
     all.
     """
-    if type(one) is not type(two):
-        raise _CannotContinue(type(one).__name__)
     if isinstance(one, torch.Tensor) or type(one).__module__ == "numpy":
         return _continue_array(one, two)
-    if one is two or isinstance(one, (bool, str, bytes, type(None))):
+    if one is two or isinstance(one, (bool, str, bytes)):
         return one, False
     if isinstance(one, (int, float, complex)):
         return 2 * one - two, one != two
-    if isinstance(one, (set, frozenset)):
-        return type(one)(), bool(one)
     if isinstance(one, (list, tuple)) and len(one) != len(two):
         return one[: max(0, 2 * len(one) - len(two))], True
-    return _continue_parts(one, two)
+    first, second = _parts(one), _parts(two)
+    if first is None or second is None or first.keys() != second.keys():
+        raise _refuse(type(one).__name__)
+    depends = False
+    empty = {}
+    for name, value in first.items():
+        empty[name], differs = _continue(value, second[name])
+        depends = depends or differs
+    return _rebuild(one, empty), depends
 
 
 def _continue_array(one: Any, two: Any) -> tuple[Any, bool]:
-    if one.ndim != two.ndim:
-        raise _CannotContinue(type(one).__name__)
+    if one.shape == two.shape:
+        counts = str(one.dtype).removeprefix("torch.").startswith(("int", "uint"))
+        return (2 * one - two, bool((one != two).any())) if counts else (one, False)
     sizes = [max(0, 2 * a - b) if a != b else a for a, b in zip(one.shape, two.shape, strict=True)]
-    if list(one.shape) != list(two.shape):
-        try:
-            return one[tuple(slice(size) for size in sizes)], True
-        except (RuntimeError, NotImplementedError) as error:
-            raise _CannotContinue(f"a tensor of layout {one.layout}") from error
-    if str(one.dtype).removeprefix("torch.").rstrip("0123456789") not in ("int", "uint"):
-        return one, False
-    return 2 * one - two, bool((one != two).any())
-
-
-def _continue_parts(one: Any, two: Any) -> tuple[Any, bool]:
-    """Continue each part of a container or an object."""
-    names = list(_parts(one))
-    if names != list(_parts(two)):
-        raise _CannotContinue(type(one).__name__)
-    first, second = _parts(one), _parts(two)
-    pairs = {name: _continue(first[name], second[name]) for name in names}
-    depends = any(differs for _, differs in pairs.values())
-    values = {name: value for name, (value, _) in pairs.items()}
-    return _rebuild(one, values), depends
-
-
-def _parts(thing: Any) -> Mapping[Any, Any]:
-    if isinstance(thing, Mapping):
-        return thing
-    if isinstance(thing, (list, tuple)):
-        return dict(enumerate(thing))
-    if dataclasses.is_dataclass(thing):
-        return {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing)}
-    if hasattr(thing, "__dict__") and not callable(thing):
-        return dict(vars(thing))
-    raise _CannotContinue(type(thing).__name__)
-
-
-def _rebuild(thing: Any, values: dict[Any, Any]) -> Any:
-    if type(thing) is dict:
-        return values
-    if isinstance(thing, tuple):
-        return (
-            type(thing)(*values.values()) if hasattr(thing, "_fields") else tuple(values.values())
-        )
-    if isinstance(thing, list):
-        return list(values.values())
-    rebuilt = copy.copy(thing)
-    if isinstance(rebuilt, MutableMapping):
-        for name, value in values.items():
-            rebuilt[name] = value
-    elif isinstance(rebuilt, Mapping):
-        return values
-    else:
-        for name, value in values.items():
-            object.__setattr__(rebuilt, name, value)
-    return rebuilt
+    return one[tuple(slice(size) for size in sizes)], True
 
 
 def _empty_by_shape(batch: Any) -> Any:
     """Empty a batch of unknown size: all its tensors of as many rows as the first, and its lists
     of values.
     """
-    sizes: list[int] = []
-
-    def note(thing: Any) -> None:
-        if isinstance(thing, torch.Tensor):
-            sizes.extend(thing.shape[:1])
-        elif isinstance(thing, (Mapping, tuple, list)) or dataclasses.is_dataclass(thing):
-            for part in _parts(thing).values():
-                note(part)
-
-    note(batch)
-    if not sizes:
+    first = _first_tensor(batch)
+    if first is None:
         raise _refuse(type(batch).__name__)
-    return trim(batch, sizes[0])
+    return _trim(batch, len(first))
 
 
-def trim(data: Any, samples: int) -> Any:
-    """Return a batch of this many samples without any: its tensors of as many rows, and its lists
-    of values.
-    """
-    if isinstance(data, torch.Tensor):
-        return data[:0] if data.dim() and len(data) == samples else data
-    if (
-        isinstance(data, list)
-        and data
-        and not isinstance(data[0], (torch.Tensor, Mapping, tuple, list))
-    ):
-        return [] if len(data) == samples else data
-    if dataclasses.is_dataclass(data) and not isinstance(data, type):
-        return map_fields(data, lambda value: trim(value, samples))
-    if isinstance(data, Mapping):
-        return {key: trim(value, samples) for key, value in data.items()}
-    if isinstance(data, tuple):
-        parts = [trim(value, samples) for value in data]
-        return type(data)(*parts) if hasattr(data, "_fields") else tuple(parts)
-    return [trim(value, samples) for value in data] if isinstance(data, list) else data
+def _first_tensor(thing: Any) -> torch.Tensor | None:
+    if isinstance(thing, torch.Tensor):
+        return thing if thing.dim() else None
+    for part in (_parts(thing) or {}).values():
+        found = _first_tensor(part)
+        if found is not None:
+            return found
+    return None
+
+
+def _trim(thing: Any, samples: int) -> Any:
+    """Return a batch of this many samples without any."""
+    if isinstance(thing, torch.Tensor):
+        return thing[:0] if thing.dim() and len(thing) == samples else thing
+    parts = _parts(thing)
+    if parts is None:
+        return thing
+    holds_values = isinstance(thing, list) and not any(
+        isinstance(each, torch.Tensor) or _parts(each) for each in thing
+    )
+    if holds_values and len(thing) == samples:
+        return []
+    return _rebuild(thing, {name: _trim(value, samples) for name, value in parts.items()})
+
+
+def _parts(thing: Any) -> dict[Any, Any] | None:
+    """Return what a batch consists of, or a part of it; None if it has no parts."""
+    if isinstance(thing, torch.Tensor):
+        return None
+    parts = parts_of(thing)
+    if parts is None and hasattr(thing, "__dict__") and not callable(thing):
+        return dict(vars(thing))
+    return parts
+
+
+def _rebuild(thing: Any, values: dict[Any, Any]) -> Any:
+    if parts_of(thing) is not None and not isinstance(thing, MutableMapping):
+        return rebuild(thing, values)
+    rebuilt = copy.copy(thing)
+    if isinstance(rebuilt, MutableMapping):
+        rebuilt.update(values)
+    else:
+        vars(rebuilt).update(values)
+    return rebuilt

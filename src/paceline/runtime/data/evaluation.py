@@ -12,7 +12,7 @@ and divide once (`run.sum(hits) / run.sum(seen)`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,21 +23,22 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     default_collate,
+    default_convert,
 )
 
 from paceline.errors import UsageError
 from paceline.runtime.data.empty_batch import BatchCollate, ItemCollate
 from paceline.runtime.data.item_source import ItemSource, Source
-from paceline.runtime.data.map_loader import MapLoader
-from paceline.runtime.data.resident.tensor_source import TensorSource, count_samples, find_tensors
+from paceline.runtime.data.loader import MapLoader
 from paceline.runtime.data.sample_assignment import Slice, evaluation_rounds, evaluation_slices
 from paceline.runtime.data.sample_order import EpochOrder, Permutation, Sampled, check_same_order
-from paceline.runtime.data.streams.stream_loader import StreamLoader
+from paceline.runtime.data.stream_loader import StreamLoader
+from paceline.runtime.data.tensor_source import TensorSource, find_tensors
 from paceline.runtime.data.transfer import map_tensors
+from paceline.runtime.data.workers import LoaderOptions
 from paceline.runtime.distributed.identity import Identity, read_identity
 
 DEFAULT_BATCH_SIZE = 256
-WORKER_OPTIONS = ("worker_init_fn", "multiprocessing_context", "timeout", "prefetch_factor")
 
 
 @dataclass
@@ -49,17 +50,15 @@ class EvaluationData:
     dataset: Any
     # None: the items are whole batches, or a batch sampler makes them
     batch_size: int | None = DEFAULT_BATCH_SIZE
-    num_workers: int = 0
-    collate_fn: Any = None
+    options: LoaderOptions = field(default_factory=LoaderOptions)
     order: Sampled | None = None  # of a sampler or a batch sampler; None: the whole dataset
     sharded: bool = False
-    options: dict[str, Any] = field(default_factory=dict)  # further ones of the DataLoader
 
     @property
     def collate(self) -> BatchCollate | ItemCollate:
         if self.batch_size is None and not (self.order and self.order.in_batches):
-            return ItemCollate(self.collate_fn)
-        return BatchCollate(self.collate_fn or default_collate)
+            return ItemCollate(self.options.collate_fn or default_convert)
+        return BatchCollate(self.options.collate_fn or default_collate)
 
     @property
     def is_stream(self) -> bool:
@@ -67,9 +66,7 @@ class EvaluationData:
 
 
 class MapEvaluationLoader:
-    """Batches of a map-style dataset, one pass per iteration. Workers stay alive for the next
-    pass.
-    """
+    """Batches of a map-style dataset, one pass per iteration."""
 
     def __init__(
         self,
@@ -81,22 +78,15 @@ class MapEvaluationLoader:
         group: Any = None,
     ) -> None:
         self.data, self.identity, self.seed, self.group = data, identity, seed, group
-        is_plain = data.collate_fn in (None, default_collate) and data.batch_size is not None
-        tensors = find_tensors(data.dataset) if is_plain else None
+        is_plain = data.options.collate_fn in (None, default_collate)
+        options = replace(data.options, collate_fn=data.collate)
         self.source: Source
-        if tensors is not None:
-            self.source = TensorSource(tensors, device=device, resident=False)
+        if is_plain and data.batch_size is not None and find_tensors(data.dataset) is not None:
+            self.source = TensorSource(data.dataset, options, device=device)
         else:
             self.source = ItemSource(
-                data.dataset,
-                seed=seed,
-                device=device,
-                num_workers=data.num_workers,
-                collate_fn=data.collate,
-                **data.options,
+                data.dataset, options, seed=seed, rank=identity.rank, device=device
             )
-        self._tensors = tensors
-        self._samples = -1  # in the last pass
 
     def count_batches(self) -> int:
         """Return the number of forward passes of each rank."""
@@ -104,13 +94,8 @@ class MapEvaluationLoader:
 
     def _draw_order(self) -> EpochOrder:
         """Return the samples of the next pass: a dataset may have grown since the last one."""
-        if self.data.order:
-            return self.data.order.draw(self.seed, 0)
-        samples = len(self.data.dataset) if self._tensors is None else count_samples(self._tensors)
-        if samples != self._samples and isinstance(self.source, ItemSource):
-            self.source.close()  # running workers hold the old samples
-        self._samples = samples
-        return Permutation(samples, shuffle=False).draw(self.seed, 0)
+        order = self.data.order or Permutation(self.source.count_samples(), shuffle=False)
+        return order.draw(self.seed, 0)
 
     def __iter__(self) -> Iterator[Any]:
         order = self._draw_order()
@@ -144,11 +129,8 @@ class StreamEvaluationLoader:
             batch_size=per_rank * identity.world_size,
             drop_last=False,
             identity=identity,
-            num_workers=data.num_workers,
             sharded=data.sharded,
-            collate_fn=data.collate,
-            empty_fillers=True,
-            **data.options,
+            **{**vars(data.options), "collate_fn": data.collate},
             **options,
         )
 
@@ -196,44 +178,39 @@ def make_evaluation_loader(
 
 def _read(source: Any, num_workers: int | None) -> EvaluationData:
     if isinstance(source, DataLoader):
-        return _read_dataloader(source, source.num_workers if num_workers is None else num_workers)
-    if not isinstance(source, (MapLoader, StreamLoader)):
-        return EvaluationData(source, num_workers=num_workers or 0)
-    workers = source.num_workers if num_workers is None else num_workers
-    if isinstance(source, StreamLoader):
-        options = _worker_options(source.options, workers)
-        return EvaluationData(
-            source.dataset,
-            source.batch_size,
-            workers,
-            source.collate_fn,
-            sharded=source.sharded,
-            options=options,
+        data = _read_dataloader(source)
+    elif isinstance(source, StreamLoader):
+        data = EvaluationData(
+            source.dataset, source.batch_size, source.options, sharded=source.sharded
         )
-    order = source.order if isinstance(source.order, Sampled) else None
-    options = _worker_options(source.items, workers)
-    return EvaluationData(
-        source.dataset,
-        source.batch_size,
-        workers,
-        source.items.get("collate_fn"),
-        order,
-        options=options,
+    elif isinstance(source, MapLoader):
+        order = source.order if isinstance(source.order, Sampled) else None
+        data = EvaluationData(source.dataset, source.batch_size, source.options, order)
+    else:
+        data = EvaluationData(source)
+    workers = data.options.num_workers if num_workers is None else num_workers
+    # Of torch's options, those for workers are errors without any.
+    if not workers:
+        data.options = LoaderOptions(
+            collate_fn=data.options.collate_fn, pin_memory=data.options.pin_memory
+        )
+    data.options = replace(
+        data.options, num_workers=workers, augment_seeds=True, persistent_workers=False
     )
+    return data
 
 
-def _read_dataloader(loader: DataLoader[Any], num_workers: int) -> EvaluationData:
-    options = {
-        "pin_memory": loader.pin_memory or None,
-        **{name: getattr(loader, name) for name in WORKER_OPTIONS},
-    }
-    data = EvaluationData(
-        loader.dataset,
-        loader.batch_size,
-        num_workers,
-        loader.collate_fn,
-        options=_worker_options(options, num_workers),
+def _read_dataloader(loader: DataLoader[Any]) -> EvaluationData:
+    options = LoaderOptions(
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory or None,
+        prefetch_factor=loader.prefetch_factor,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        timeout=loader.timeout,
     )
+    data = EvaluationData(loader.dataset, loader.batch_size, options)
     if data.is_stream:
         return data
     makes_batches = loader.batch_size is None and loader.batch_sampler is not None
@@ -241,12 +218,6 @@ def _read_dataloader(loader: DataLoader[Any], num_workers: int) -> EvaluationDat
     if not _covers_all(sampler, loader.dataset):
         data.order = Sampled(sampler, in_batches=makes_batches, dataset=loader.dataset)
     return data
-
-
-def _worker_options(options: Any, num_workers: int) -> dict[str, Any]:
-    """Return the options to pass on. Without workers, torch rejects those for workers."""
-    known = (*WORKER_OPTIONS, "pin_memory") if num_workers else ("pin_memory",)
-    return {name: options[name] for name in known if options.get(name) is not None}
 
 
 def _covers_all(sampler: Any, dataset: Any) -> bool:

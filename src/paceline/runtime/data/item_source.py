@@ -1,54 +1,83 @@
-"""Batches from a map-style dataset that computes its items, in this process or in worker
-processes.
+"""Batches from a map-style dataset that computes its items, in this process or in workers.
+
+Randomness belongs to the sample, not to the process that loads it: Python's, NumPy's and torch's
+generators are seeded from (seed, epoch, index) before each item. Its augmentation is therefore the
+same on every rank, in every worker and after a resume, and different in every epoch. Generators
+that a dataset creates itself (`self.rng = ...`) are not covered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypedDict
+from collections.abc import Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import Dataset, Subset
 
-from paceline.runtime.data.dataset_watch import DatasetWatch
-from paceline.runtime.data.empty_batch import BatchCollate, ItemCollate
+from paceline.runtime.data.empty_batch import BatchCollate, ItemCollate, PaddingItem, PaddingKey
 from paceline.runtime.data.sample_assignment import Slice
 from paceline.runtime.data.sample_order import EpochOrder
-from paceline.runtime.data.seeded_dataset import PaddingKey, SeededDataset
 from paceline.runtime.data.transfer import transfer_batches
-from paceline.runtime.data.worker_lifetime import WorkerPool, make_worker_init
-from paceline.runtime.randomness import derive_seed, preserve_host_rng
+from paceline.runtime.data.workers import LoaderOptions, WorkerLoader
+from paceline.runtime.randomness import derive_seed, host_state, preserve_host_rng, seed_host
+
+T = TypeVar("T")
 
 
 class Source(Protocol):
     """What turns slices of an epoch into batches: an `ItemSource` or a `TensorSource`."""
 
-    def batches(self, order: EpochOrder, slices: Iterator[Slice], epoch: int) -> Iterator[Any]: ...
+    seed: int
 
-    def reseed(self, seed: int) -> None: ...
+    def count_samples(self) -> int: ...
+
+    def batches(self, order: EpochOrder, slices: Iterator[Slice], epoch: int) -> Iterator[Any]: ...
 
     def close(self) -> None: ...
 
 
-class ItemOptions(TypedDict, total=False):
-    """Options that `ItemSource` passes on to torch's DataLoader, and `augment_seeds`."""
+class SeededDataset(Dataset[T], Generic[T]):
+    """A dataset whose keys are (epoch, number, index) and whose items each have a seed of (seed,
+    epoch, number).
 
-    augment_seeds: bool
-    """Seed each item from (seed, epoch, index). Without it, loading is a little faster, but
-    augmentation depends on the number of workers."""
-    collate_fn: Callable[[list[Any]], Any] | None
-    pin_memory: bool | None
-    persistent_workers: bool | None
-    prefetch_factor: int | None
-    worker_init_fn: Callable[[int], Any] | None
-    multiprocessing_context: Any
-    timeout: float
+    A dataset that fetches whole batches (`__getitems__`, as Hugging Face datasets do) is asked for
+    them, unless it draws random numbers: these would depend on how batches are split. Its items are
+    then fetched one by one.
+    """
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+        inner = dataset
+        while isinstance(inner, Subset):  # always has `__getitems__`, but only passes it on
+            inner = inner.dataset
+        self.fetches_batches = callable(getattr(inner, "__getitems__", None))
+
+    def __getitem__(self, key: tuple[int, int, Any]) -> T:
+        epoch, number, index = key
+        seed_host(derive_seed(self.seed, epoch, number))
+        item: T = self.dataset[index]
+        return item
+
+    def __getitems__(self, keys: list[Any]) -> list[Any]:
+        if type(keys[0]) is PaddingKey:
+            return [PaddingItem(self[keys[0].key])]
+        if self.fetches_batches:
+            epoch, number, _ = keys[0]
+            seed_host(derive_seed(self.seed, epoch, number))
+            before = host_state()
+            items: list[Any] = self.dataset.__getitems__([index for _, _, index in keys])
+            if host_state() == before:
+                return items
+            self.fetches_batches = False
+        return [self[key] for key in keys]
+
+    def __len__(self) -> int:
+        return len(self.dataset)
 
 
 class _BatchKeys:
-    """A batch sampler that takes new keys for each epoch, so that persistent workers need no new
-    DataLoader.
-    """
+    """A batch sampler that takes new keys for each epoch."""
 
     def __init__(self) -> None:
         self.keys: Iterator[list[Any]] = iter(())
@@ -58,116 +87,79 @@ class _BatchKeys:
 
 
 class ItemSource:
-    """Batches of items that a dataset computes, in this process or in workers."""
+    """Batches of items that a dataset computes."""
 
     def __init__(
         self,
         dataset: Any,
+        options: LoaderOptions,
         *,
         seed: int,
+        rank: int,
         device: torch.device | None = None,
-        num_workers: int = 0,
-        augment_seeds: bool = True,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        pin_memory: bool | None = None,
-        persistent_workers: bool | None = None,
-        prefetch_factor: int | None = None,
-        worker_init_fn: Callable[[int], Any] | None = None,
-        multiprocessing_context: Any = None,
-        timeout: float = 0,
     ) -> None:
-        self.seed = seed
+        self.dataset = dataset
         self.device = device
-        self.num_workers = num_workers
-        self.seeded: SeededDataset[Any] | None = (
-            SeededDataset(dataset, seed) if augment_seeds else None
+        self.options = options
+        self._seed = seed
+        self._rank = rank
+        self._seeded: SeededDataset[Any] = SeededDataset(dataset, seed)
+        self._keys = _BatchKeys()
+        self.workers = WorkerLoader(
+            self,
+            self._seeded if options.augment_seeds else dataset,
+            options,
+            collate_fn=options.collate_fn,
+            batch_sampler=self._keys,
+            pin_memory=device is not None and device.type == "cuda",
         )
-        # empty slices become empty batches
-        self._pads = isinstance(collate_fn, (BatchCollate, ItemCollate))
-        self._batch_keys = _BatchKeys()
-        # A separate generator: otherwise the start of each epoch would draw from the one that the
-        # model uses.
-        self._generator = torch.Generator()
-        on_cuda = device is not None and device.type == "cuda"
-        self.loader: DataLoader[Any] = DataLoader(
-            self.seeded or dataset,
-            batch_sampler=self._batch_keys,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            pin_memory=on_cuda if pin_memory is None else pin_memory,
-            persistent_workers=num_workers > 0
-            if persistent_workers is None
-            else persistent_workers,
-            prefetch_factor=prefetch_factor,
-            worker_init_fn=make_worker_init(worker_init_fn, multiprocessing_context)
-            if num_workers
-            else None,
-            multiprocessing_context=multiprocessing_context,
-            generator=self._generator,
-            timeout=timeout,
-        )
-        self._workers = WorkerPool(self)
-        self._watch = DatasetWatch(dataset)
-
-    def batches(self, order: EpochOrder, slices: Iterator[Slice], epoch: int) -> Iterator[Any]:
-        self._batch_keys.keys = _keys(
-            order, slices, epoch if self.seeded is not None else None, pads=self._pads
-        )
-        self._generator.manual_seed(derive_seed(self.seed, epoch, -1))
-        iterator = self._start_pass()
-        seeds_this_process = self.num_workers == 0 and self.seeded is not None
-        return transfer_batches(
-            _preserve_rng(iterator) if seeds_this_process else iterator, self.device
-        )
-
-    def _start_pass(self) -> Iterator[Any]:
-        """Return the iterator of a new pass, by workers that know the dataset as it is now."""
-        if self.is_running and self._watch.has_changed():
-            self.close()
-        running = self._workers.iterator
-        iterator: Iterator[Any] = iter(self.loader)
-        self._workers.attach(iterator)
-        if self.loader.persistent_workers and iterator is not running:
-            self._watch.record()
-        return iterator
 
     @property
-    def is_running(self) -> bool:
-        """Whether workers are on a pass, or wait for the next one."""
-        return self._workers.iterator is not None
+    def seed(self) -> int:
+        return self._seed
 
-    def reseed(self, seed: int) -> None:
-        if seed != self.seed:
-            self.close()  # running workers hold the old seed
-            self.seed = seed
-            if self.seeded is not None:
-                self.seeded.seed = seed
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        """Take a seed from a checkpoint. Running workers hold the old one."""
+        self.close()
+        self._seed = self._seeded.seed = seed
+
+    def count_samples(self) -> int:
+        return len(self.dataset)
+
+    def batches(self, order: EpochOrder, slices: Iterator[Slice], epoch: int) -> Iterator[Any]:
+        self._keys.keys = self._keys_of(order, slices, epoch)
+        self.workers.generator.manual_seed(derive_seed(self._seed, epoch, -1, self._rank))
+        batches = self.workers.begin_pass()
+        if not self.options.num_workers and self.options.augment_seeds:
+            batches = _preserve_rng(batches)
+        return transfer_batches(batches, self.device)
+
+    def _keys_of(
+        self, order: EpochOrder, slices: Iterator[Slice], epoch: int
+    ) -> Iterator[list[Any]]:
+        """Yield the keys of each batch: indices, or (epoch, number, index) for a `SeededDataset`.
+
+        The number is the index. A sampler may yield an index twice, so there it is the position in
+        the epoch.
+        """
+        # empty slices become empty batches
+        pads = isinstance(self.options.collate_fn, (BatchCollate, ItemCollate))
+        for part in slices:
+            rows = order.keys[part.start : part.stop]
+            rows = rows.tolist() if isinstance(rows, torch.Tensor) else rows
+            if pads and not part.count:
+                yield [PaddingKey((epoch, part.start, rows[0]))]
+            elif not self.options.augment_seeds:
+                yield rows
+            elif order.is_sampled:
+                yield [(epoch, number, row) for number, row in enumerate(rows, part.start)]
+            else:
+                yield [(epoch, row, row) for row in rows]
 
     def close(self) -> None:
         """Stop the workers now."""
-        self._workers.shutdown()
-        self.loader._iterator = None
-
-
-def _keys(
-    order: EpochOrder, slices: Iterator[Slice], epoch: int | None, *, pads: bool
-) -> Iterator[list[Any]]:
-    """Yield the keys of each batch: indices, or (epoch, number, index) for a `SeededDataset`.
-
-    The number is the index. A sampler may yield an index twice, so there it is the position in the
-    epoch.
-    """
-    for part in slices:
-        rows = order.keys[part.start : part.stop]
-        rows = rows.tolist() if isinstance(rows, torch.Tensor) else rows
-        if pads and not part.count:
-            yield [PaddingKey((epoch, part.start, rows[0]))]
-        elif epoch is None:
-            yield rows
-        elif order.is_sampled:
-            yield [(epoch, number, row) for number, row in enumerate(rows, part.start)]
-        else:
-            yield [(epoch, row, row) for row in rows]
+        self.workers.shutdown()
 
 
 def _preserve_rng(batches: Iterator[Any]) -> Iterator[Any]:

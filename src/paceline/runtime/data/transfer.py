@@ -12,29 +12,39 @@ from typing import Any
 import torch
 
 
+def parts_of(data: Any) -> dict[Any, Any] | None:
+    """Return what a container or a data class consists of; None for anything else."""
+    if isinstance(data, Mapping):
+        return dict(data)
+    if isinstance(data, (list, tuple)):
+        return dict(enumerate(data))
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
+        return {field.name: getattr(data, field.name) for field in dataclasses.fields(data)}
+    return None
+
+
+def rebuild(data: Any, parts: dict[Any, Any]) -> Any:
+    """Return a container or a data class with other parts. A mapping becomes a dictionary."""
+    if isinstance(data, tuple):
+        return type(data)(*parts.values()) if hasattr(data, "_fields") else tuple(parts.values())
+    if isinstance(data, list):
+        return list(parts.values())
+    if isinstance(data, Mapping):
+        return parts
+    rebuilt = copy.copy(data)
+    for name, value in parts.items():
+        object.__setattr__(rebuilt, name, value)  # it may be frozen
+    return rebuilt
+
+
 def map_tensors(data: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     """Apply a function to every tensor of a nested structure and leave everything else alone."""
     if isinstance(data, torch.Tensor):
         return function(data)
-    if isinstance(data, Mapping):
-        return {key: map_tensors(value, function) for key, value in data.items()}
-    if isinstance(data, tuple):
-        parts = [map_tensors(value, function) for value in data]
-        return type(data)(*parts) if hasattr(data, "_fields") else tuple(parts)
-    if isinstance(data, list):
-        return [map_tensors(value, function) for value in data]
-    if hasattr(data, "__dataclass_fields__") and not isinstance(data, type):
-        return map_fields(data, lambda value: map_tensors(value, function))
-    return data
-
-
-def map_fields(data: Any, function: Callable[[Any], Any]) -> Any:
-    """Return a copy of a data class with a function applied to its fields."""
-    mapped = copy.copy(data)
-    for field in dataclasses.fields(data):
-        # it may be frozen
-        object.__setattr__(mapped, field.name, function(getattr(data, field.name)))
-    return mapped
+    parts = parts_of(data)
+    if parts is None:
+        return data
+    return rebuild(data, {name: map_tensors(each, function) for name, each in parts.items()})
 
 
 def to_device(data: Any, device: torch.device, *, non_blocking: bool = True) -> Any:

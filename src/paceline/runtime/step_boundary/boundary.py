@@ -106,10 +106,8 @@ class Boundary:
             or self.progress.is_shown
         )
 
-    def begin_loop(self, *, epoch: int, done: int, total: int | None, loader: Any = None) -> None:
+    def begin_loop(self, *, epoch: int, done: int, total: int | None) -> None:
         """Begin a loop of `total` steps, of which `done` are already done."""
-        if self._phases is not None:
-            self._phases.early = getattr(loader, "early", None)
         self.epoch, self.epoch_step = epoch, done
         self.checkpoint_schedule.drop_snapshot()
         self.saved_after_loop = self._evaluated = False

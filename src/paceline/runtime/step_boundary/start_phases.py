@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import time
 
-from paceline.runtime.data.early_pass import EarlyPass
-
 
 class StartPhases:
     """A clock with names: each mark says how long it is since the one before."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        # of the loader, whose workers may begin during other phases
-        self.early: EarlyPass | None = None
         self._last = time.perf_counter()
 
     def mark(self, name: str) -> None:
@@ -33,7 +29,4 @@ class StartPhases:
         took = time.perf_counter() - self._last
         self.seconds["first_batch"] = round(waited, 3)
         self.seconds["first_step"] = round(max(0.0, took - waited), 3)
-        if self.early is not None and self.early.seconds:
-            # by so much earlier it was asked for
-            self.seconds["first_batch_early"] = round(self.early.seconds, 3)
         return self.seconds

@@ -1,9 +1,19 @@
-"""Read a loader of `run.loader` for some epochs, as `run.steps` would, and record the samples."""
+"""Run a script, and record which samples its loaders give to this rank: `python -m ... FOLDER
+EPOCHS LIMIT SCRIPT`. For `paceline inspect data`.
+
+Loaders of `run.loader` are read without training: the first loop of `run.steps` reads them for all
+epochs, and the process ends. Of a map-style dataset only the first items are read, to compare them
+between ranks. Any other script trains as usual, and ends when a DataLoader whose batches reach a
+backward pass begins the epoch after the last one.
+"""
 
 from __future__ import annotations
 
+import runpy
+import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from torch.utils.data import get_worker_info
@@ -17,19 +27,22 @@ from paceline.contract.rank_records import (
     LoaderFacts,
     Trained,
 )
-from paceline.runtime.data.inspection.recorder import (
+from paceline.runtime import loop
+from paceline.runtime.data.item_source import ItemSource
+from paceline.runtime.data.loader import MapLoader
+from paceline.runtime.data.sample_order import Sampled
+from paceline.runtime.data.sample_recorder import (
     LoaderRecords,
+    PlainLoaders,
     Recorder,
     digest,
     read_items,
     to_key,
 )
-from paceline.runtime.data.item_source import ItemSource
-from paceline.runtime.data.map_loader import MapLoader
-from paceline.runtime.data.sample_order import Sampled
-from paceline.runtime.data.streams.sharded_iterable import RankBatches
-from paceline.runtime.data.streams.stream_loader import StreamLoader
-from paceline.runtime.data.streams.webdataset import SeededPipeline
+from paceline.runtime.data.sharded_iterable import RankBatches
+from paceline.runtime.data.stream_loader import StreamLoader
+from paceline.runtime.data.webdataset import SeededPipeline
+from paceline.runtime.data.workers import LoaderOptions
 
 COMPARED = 100  # items at the beginning of a stream, which must be the same on every rank
 
@@ -45,12 +58,13 @@ class LoaderWalk:
         if isinstance(loader, MapLoader):
             records = self.recorder.begin(self._map_facts(loader))
             loader.dataset = _Keys(loader.plan.samples)
-            loader.source = ItemSource(
-                loader.dataset,
-                seed=loader.seed,
-                num_workers=loader.num_workers,
+            options = LoaderOptions(
+                num_workers=loader.options.num_workers,
                 collate_fn=_with_worker,
-                multiprocessing_context=loader.items.get("multiprocessing_context"),
+                multiprocessing_context=loader.options.multiprocessing_context,
+            )
+            loader.source = ItemSource(
+                loader.dataset, options, seed=loader.seed, rank=loader.plan.identity.rank
             )
         else:
             records = self.recorder.begin(self._stream_facts(loader))
@@ -97,7 +111,7 @@ class LoaderWalk:
             samples=loader.plan.samples,
             batch_size=loader.batch_size,
             accumulate=loader.accumulate,
-            num_workers=loader.num_workers,
+            num_workers=loader.options.num_workers,
             shuffled=loader.shuffle,
             drop_last=loader.plan.drop_last,
             dataset=type(loader.dataset).__name__,
@@ -113,7 +127,7 @@ class LoaderWalk:
             CONTENT if loader.sharded else POSITION,
             batch_size=loader.batch_size,
             accumulate=loader.accumulate,
-            num_workers=loader.num_workers,
+            num_workers=loader.options.num_workers,
             drop_last=loader.drop_last,
             dataset=type(loader.dataset).__name__,
             beginning=[] if loader.sharded else _read_beginning(loader._batches),
@@ -167,3 +181,24 @@ def _with_worker(items: list[Any]) -> list[tuple[Any, ...]]:
     info = get_worker_info()
     worker = info.id if info is not None else None
     return [(worker, *(item if isinstance(item, _Item) else (item,))) for item in items]
+
+
+def main(folder: str, epochs: str, limit: str, *program: str) -> None:
+    recorder = Recorder(Path(folder), epochs=int(epochs), limit=int(limit) or None)
+    loop.inspector = LoaderWalk(recorder)
+    loaders = PlainLoaders(recorder)
+    loaders.install()
+    try:
+        if program[0] == "-m":
+            sys.argv[:] = list(program[1:])
+            runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv[:] = list(program)
+            sys.path[0:0] = [str(Path(program[0]).resolve().parent)]
+            runpy.run_path(program[0], run_name="__main__")
+    finally:
+        loaders.finish()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

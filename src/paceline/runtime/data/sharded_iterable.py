@@ -17,7 +17,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from torch.utils.data import IterableDataset, default_convert, get_worker_info
 from torch.utils.data._utils import worker
 
-from paceline.runtime.data.streams.webdataset import SeededPipeline
+from paceline.runtime.data.empty_batch import BatchCollate, ItemCollate
+from paceline.runtime.data.webdataset import SeededPipeline
 from paceline.runtime.distributed.identity import Identity, read_identity
 from paceline.runtime.randomness import derive_seed, seed_host
 
@@ -40,7 +41,7 @@ class Leftover(NamedTuple):
 
 
 class Example(NamedTuple):
-    """Any item of the stream, to make an empty batch of."""
+    """Any item of the stream, for ranks that have no batch: they get one that is made of it."""
 
     item: Any
 
@@ -126,13 +127,11 @@ class RankBatches(IterableDataset[Any]):
         size: int,
         sharded: bool,
         collate_fn: Callable[..., Any],
-        sends_example: bool = False,
     ) -> None:
         self.source = source
         self.size = size
         self.sharded = sharded
         self.collate_fn = collate_fn
-        self.sends_example = sends_example
         self.first_batch = 0  # index of the rank's first batch in this pass, if slots take turns
         self.first_slot = 0  # slot of that batch
         # to continue from, by slot; empty: read from the start
@@ -153,11 +152,9 @@ class RankBatches(IterableDataset[Any]):
         pending: list[Any] = []
         position = start - 1
         seeds = (self.source.identity.rank, slot) if self.sharded else ()
-        sends_example = self.sends_example
         for position, item in self.source.stream(start, *seeds):
-            if sends_example:
+            if position == start:
                 yield Example(item)
-                sends_example = False
             if not self._belongs_to(slot, position, workers):
                 continue
             pending.append(item)
@@ -169,15 +166,16 @@ class RankBatches(IterableDataset[Any]):
         elif pending:
             yield len(pending), self.collate(pending), self._position_after(slot, position)
 
-    def example(self) -> Any:
-        """Return some batch of the stream, for its shape only, or None if the stream is empty."""
-        dataset: Any = self.source.dataset
-        before = copy.deepcopy(dataset.state_dict()) if is_stateful(dataset) else None
-        for _, item in self.source.stream():
-            if before is not None:
-                dataset.load_state_dict(before)
-            return self.collate([item])
-        return None
+    @property
+    def makes_empty(self) -> bool:
+        """Whether ranks without a batch get an empty one, as in an evaluation."""
+        return isinstance(self.collate_fn, (BatchCollate, ItemCollate))
+
+    def filler(self, item: Any) -> Any:
+        """Return a batch for a rank that has none left, made of any item."""
+        if isinstance(self.collate_fn, (BatchCollate, ItemCollate)):
+            return self.collate_fn.empty(item)
+        return self.collate([item])
 
     def collate(self, items: list[Any]) -> Any:
         return default_convert(self.collate_fn(items))  # type: ignore[no-untyped-call]

@@ -1,30 +1,147 @@
-"""The loader for map-style datasets: global batch size, world-size invariance, exact resume within
-an epoch.
+"""`make_loader`: the loader for any dataset. `MapLoader`: the one for map-style datasets, with a
+global batch size, world-size invariance, and exact resume within an epoch.
+
+`MapLoader` and `StreamLoader` share one interface: `micro_batches(epoch)`, `steps_per_epoch`,
+`state_dict`, `load_state_dict` and `close`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import CheckpointError, UsageError
-from paceline.runtime.data.early_pass import EarlyPass
-from paceline.runtime.data.item_source import ItemOptions, ItemSource, Source
-from paceline.runtime.data.resident.tensor_source import (
-    TensorSource,
-    count_samples,
-    find_tensors,
-    materialize,
-)
+from paceline.runtime.data.item_source import ItemSource, Source
 from paceline.runtime.data.sample_assignment import EpochPlan, MicroBatch, check_not_in_steps
 from paceline.runtime.data.sample_order import EpochOrder, Permutation, Sampled, check_same_order
+from paceline.runtime.data.stream_loader import StreamLoader
+from paceline.runtime.data.tensor_source import TensorSource, count_samples, find_tensors
+from paceline.runtime.data.workers import LoaderOptions
 from paceline.runtime.distributed.identity import Identity, read_identity
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+
+def make_loader(
+    dataset: Any,
+    *,
+    batch_size: int | None = None,
+    accumulate: int = 1,
+    shuffle: bool | None = None,
+    drop_last: bool | None = None,
+    sampler: Iterable[Any] | None = None,
+    batch_sampler: Iterable[Any] | None = None,
+    seed: int = 0,
+    identity: Identity | None = None,
+    device: torch.device | str | None = None,
+    resident: bool = False,
+    transform: Callable[..., Any] | None = None,
+    sharded: bool = False,
+    group: Any = None,
+    **options: Any,
+) -> MapLoader | StreamLoader:
+    """Return a `MapLoader`, or a `StreamLoader` if the dataset is iterable-style.
+
+    Map-style datasets are shuffled by default. A `sampler` decides the order instead, and a
+    `batch_sampler` the global batches as well. `transform` is a function of the batches of a
+    resident dataset. `sharded` means that an iterable already splits itself by rank and worker.
+    Ranks use `group` to agree on the end of an iterable; a gloo group keeps the device out of it.
+    Other options are those of `LoaderOptions`.
+    """
+    if isinstance(dataset, DataLoader):
+        raise UsageError(
+            "run.loader() takes a dataset, but got a torch DataLoader.",
+            hint="Pass the dataset itself: run.loader(dataset, batch_size=<global>, "
+            "num_workers=...).",
+        )
+    _check_batches(batch_size, shuffle, drop_last, sampler, batch_sampler)
+    if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__getitem__"):
+        if sharded:
+            raise UsageError(
+                "sharded=True is for iterables that split themselves, but this dataset has "
+                "__getitem__.",
+                hint="Remove it: the loader splits the dataset.",
+            )
+        return MapLoader(
+            dataset,
+            batch_size=batch_size,
+            accumulate=accumulate,
+            shuffle=shuffle is not False,
+            drop_last=drop_last is not False,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            seed=seed,
+            identity=identity,
+            device=device,
+            group=group,
+            resident=resident,
+            transform=transform,
+            **options,
+        )
+    _check_stream(
+        dataset,
+        {
+            "shuffle": shuffle,
+            "resident": resident,
+            "transform": transform,
+            "sampler": sampler,
+            "batch_sampler": batch_sampler,
+            "persistent_workers": options.get("persistent_workers"),
+            "augment_seeds": options.get("augment_seeds") is False,
+        },
+    )
+    return StreamLoader(
+        dataset,
+        batch_size=batch_size or 0,
+        accumulate=accumulate,
+        drop_last=drop_last is not False,
+        sharded=sharded,
+        seed=seed,
+        identity=identity,
+        device=device,
+        group=group,
+        **options,
+    )
+
+
+def _check_batches(
+    batch_size: int | None, shuffle: bool | None, drop_last: bool | None, sampler: Any, batches: Any
+) -> None:
+    """Check that one thing alone decides the order, and one the batches."""
+    if batch_size is None and batches is None:
+        raise UsageError(
+            "run.loader() needs batch_size: the number of samples per step, over all ranks.",
+            hint="If each item is a whole batch, use batch_size=run.world_size and "
+            "collate_fn=lambda items: items[0].",
+        )
+    decides = "batch_sampler decides the batches"
+    others: dict[str, Any] = {}
+    if batches is not None:
+        others = {
+            "batch_size": batch_size,
+            "sampler": sampler,
+            "shuffle": shuffle,
+            "drop_last": drop_last,
+        }
+    elif sampler is not None:
+        decides = "sampler decides the order"
+        others = {"shuffle": shuffle}
+    for name, value in others.items():
+        if value is not None and value is not False:
+            raise UsageError(f"{decides}, so {name} has no meaning.", hint=f"Remove {name}.")
+
+
+def _check_stream(dataset: Any, given: Mapping[str, Any]) -> None:
+    """Reject options that have no meaning for a stream."""
+    for name, value in given.items():
+        if value:
+            raise UsageError(
+                f"{name} doesn't work with {type(dataset).__name__}: a stream decides its own "
+                "order, its items always have seeds, and its workers restart for each pass.",
+                hint=f"Remove {name}, or use a dataset with __len__ and __getitem__.",
+            )
 
 
 class MapLoader:
@@ -50,38 +167,39 @@ class MapLoader:
         group: Any = None,
         resident: bool = False,
         transform: Callable[..., Any] | None = None,
-        num_workers: int = 0,
-        **items: Unpack[ItemOptions],
+        **options: Any,
     ) -> None:
         self.device = torch.device(device) if device is not None else None
-        self.dataset, self.group = dataset, group
-        self.seed, self.num_workers, self.items = seed, num_workers, items
+        self.dataset, self.group, self.seed = dataset, group, seed
+        self.options = LoaderOptions(**options)
+        identity = identity if identity is not None else read_identity()
         if transform is not None and not resident:
             raise UsageError(
                 "transform works on batches of a dataset that is on the device, so it needs "
                 "resident=True.",
                 hint="Pass resident=True, or transform the samples in the dataset.",
             )
-        tensors = None if items.get("collate_fn") else find_tensors(dataset)
-        if resident and tensors is None and len(dataset):
-            tensors = materialize(dataset, seed=seed, num_workers=num_workers, options=items)
-        self.source: Source
-        if tensors is not None:
-            samples = count_samples(tensors)
-            self.source = TensorSource(
-                tensors, device=self.device, resident=resident, transform=transform, seed=seed
-            )
-        else:
-            samples = len(dataset)
-            self.source = ItemSource(
-                dataset, seed=seed, device=self.device, num_workers=num_workers, **items
-            )
-        if not samples and (resident or (sampler is None and batch_sampler is None)):
+        tensors = find_tensors(dataset) if self.options.collate_fn is None else None
+        samples = len(dataset) if tensors is None else count_samples(tensors)
+        chosen = sampler if batch_sampler is None else batch_sampler
+        if not samples and (resident or chosen is None):
             raise UsageError(
                 "The dataset of run.loader is empty.", hint="Check where its samples come from."
             )
-        identity = identity if identity is not None else read_identity()
-        chosen = sampler if batch_sampler is None else batch_sampler
+        self.source: Source
+        if resident or tensors is not None:
+            self.source = TensorSource(
+                dataset,
+                self.options,
+                device=self.device,
+                resident=resident,
+                transform=transform,
+                seed=seed,
+            )
+        else:
+            self.source = ItemSource(
+                dataset, self.options, seed=seed, rank=identity.rank, device=self.device
+            )
         self.shuffle = shuffle if chosen is None else None
         self.order: Permutation | Sampled = (
             Permutation(samples, shuffle=shuffle)
@@ -102,8 +220,8 @@ class MapLoader:
         self._digest: str | None = None  # of the sampler's order in this epoch
         # the position that was loaded, until `run.steps` uses it
         self._resumed: tuple[int, int] | None = None
+        self._continues = False  # whether the next plain loop begins where a checkpoint was saved
         self._in_steps = False
-        self.early = EarlyPass(dataset)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -154,9 +272,7 @@ class MapLoader:
             if first_step >= self.steps_per_epoch:
                 return
             world_size = self.plan.identity.world_size
-            batches = self.early.take((epoch, first_step, self.seed), self.source.close)
-            if batches is None:
-                batches = self.source.batches(order, self.plan.slices(first_step), epoch)
+            batches = self.source.batches(order, self.plan.slices(first_step), epoch)
             for part, data in zip(self.plan.slices(first_step), batches, strict=True):
                 if part.last:
                     self.step = part.step + 1
@@ -173,36 +289,14 @@ class MapLoader:
             if in_steps:
                 self._in_steps = False
 
-    def begin_early(self, epoch: int) -> None:
-        """Let the workers begin with what the next loop of `run.steps` will ask for, if it is this
-        epoch.
-
-        A sampler is not asked before the loop: its order may depend on what the script does until
-        then.
-        """
-        source, order, first = self.source, self.order, self.first_step(epoch)
-        if (
-            not isinstance(source, ItemSource)
-            or not isinstance(order, Permutation)
-            or not source.num_workers
-        ):
-            return
-        position = (epoch, first, self.seed)
-        if self.early.has_begun(position):
-            return
-        if self.early.discard():
-            source.close()
-        if first < self.steps_per_epoch and not source.is_running:
-            self.early.begin(
-                position,
-                lambda: source.batches(
-                    order.draw(self.seed, epoch), self.plan.slices(first), epoch
-                ),
-            )
-
     def _draw_order(self, epoch: int, first_step: int) -> EpochOrder:
-        if isinstance(self.source, ItemSource) and self.shuffle is not None:
-            self._check_length(len(self.dataset))
+        samples = self.source.count_samples() if self.shuffle is not None else self.plan.samples
+        if samples != self.plan.samples:
+            raise UsageError(
+                f"The dataset had {self.plan.samples} samples when run.loader got it, and now it "
+                f"has {samples}.",
+                hint="Create a loader for it as it is now: run.loader(dataset, ...).",
+            )
         order = self.order.draw(self.seed, epoch)
         if not order.is_sampled:
             return order
@@ -222,21 +316,14 @@ class MapLoader:
         self.plan = replace(self.plan, samples=len(order.keys), sizes=order.sizes)
         return order
 
-    def _check_length(self, samples: int) -> None:
-        if samples != self.plan.samples:
-            raise UsageError(
-                f"The dataset had {self.plan.samples} samples when run.loader got it, and now it "
-                f"has {samples}.",
-                hint="Create a loader for it as it is now: run.loader(dataset, ...).",
-            )
-
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches from the current position on, for a plain loop. It has no effect on
-        `run.steps`.
+        """Yield the batches of the next epoch, for a plain loop: once, after a resume, those that
+        are left of it. It has no effect on `run.steps`.
         """
-        epoch, first = self.epoch, self.step if self.step < self.steps_per_epoch else 0
-        if self.step >= self.steps_per_epoch:
-            epoch += 1
+        epoch, first = self.epoch, self.step
+        if first >= self.steps_per_epoch or (first and not self._continues):
+            epoch, first = epoch + 1, 0
+        self._continues = False
         for micro in self.micro_batches(epoch, first):
             yield micro.data
 
@@ -273,14 +360,13 @@ class MapLoader:
                     f"Resume with {name}={state[name]}, or start a new run from these weights.",
                 )
         self.seed = int(state["seed"])
-        self.source.reseed(self.seed)
+        self.source.seed = self.seed
         self.epoch, self.step, self._digest = (
             int(state["epoch"]),
             int(state["step"]),
             state["order"],
         )
-        self._resumed = (self.epoch, self.step)
+        self._resumed, self._continues = (self.epoch, self.step), True
 
     def close(self) -> None:
-        self.early.discard()
         self.source.close()

@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch.utils.data import IterableDataset, TensorDataset
 
 from paceline.errors import UsageError
-from paceline.runtime.data.loader_selection import make_loader
-from paceline.runtime.data.map_loader import MapLoader
-from paceline.runtime.data.resident.batch_transform import SampleRandom
+from paceline.runtime.data.loader import MapLoader, make_loader
+from paceline.runtime.data.tensor_source import SampleRandom
 from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.randomness import preserve_host_rng
 
@@ -118,7 +117,7 @@ def test_the_images_are_cropped_and_flipped() -> None:
 
 
 def test_random_numbers_are_uniform_and_differ_between_samples_and_calls() -> None:
-    random = SampleRandom(torch.arange(20_000), torch.tensor(-7))
+    random = SampleRandom(torch.arange(20_000), (1 << 64) - 7)
     first, second = random(3), random(3)
     assert first.shape == (20_000, 3)
     for numbers in (first, second):
@@ -218,36 +217,12 @@ def test_an_empty_data_set_is_an_error(data: Any, options: dict[str, Any]) -> No
         make_loader(data, batch_size=2, identity=Identity(0, 1), **options)
 
 
-@pytest.mark.gpu
-@needs_gpu
-def test_a_batch_that_the_script_keeps_stays_as_it_is() -> None:
-    (loader,) = make(device="cuda")
-    kept = [micro.data for epoch in range(3) for micro in loader.micro_batches(epoch)]
-    assert loader.source.transform._graph is not None
-    (fresh,) = make(device="cuda")
-    again = [
-        [field.clone() for field in micro.data]
-        for epoch in range(3)
-        for micro in fresh.micro_batches(epoch)
-    ]
-    assert all(
-        a.equal(b)
-        for old, new in zip(kept, again, strict=True)
-        for a, b in zip(old, new, strict=True)
-    )
-
-
-@pytest.mark.gpu
-@needs_gpu
-def test_a_function_that_waits_for_the_device_runs_eagerly(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    def waits(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return images.float() * (labels.max().item() + 1), labels
-
-    (loader,) = make(device="cuda", transform=waits)
-    for epoch in range(2):
-        for micro in loader.micro_batches(epoch):
-            images, labels = micro.data
-            assert images.equal(IMAGES.cuda()[labels].float() * (labels.max().item() + 1))
-    assert "transform runs eagerly" in capfd.readouterr().err
+def test_every_pass_takes_the_tensors_that_the_data_set_has() -> None:
+    data = TensorDataset(torch.arange(4.0))
+    loader = make_loader(data, batch_size=2, shuffle=False, identity=Identity(0, 1))
+    assert [batch[0].tolist() for batch in loader] == [[0, 1], [2, 3]]
+    data.tensors = (torch.arange(4.0) * 10,)
+    assert [batch[0].tolist() for batch in loader] == [[0, 10], [20, 30]]
+    data.tensors = (torch.arange(5.0),)
+    with pytest.raises(UsageError, match=r"had 4 samples when run.loader got it, and now it has 5"):
+        list(loader)

@@ -1,12 +1,20 @@
-"""Record the samples of torch's own DataLoader, while a script trains with it."""
+"""Records which samples this rank gets: the file of each loader, and a watch over torch's own
+DataLoader, while a script trains with it.
+"""
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import operator
+import os
+import sys
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any, NoReturn
 
 import torch
 from torch.utils.data import (
@@ -24,18 +32,102 @@ from paceline.contract.rank_records import (
     Batch,
     EpochEnd,
     EpochStart,
+    Items,
     LoaderFacts,
+    Record,
     Trained,
+    record_path,
+    write_record,
 )
-from paceline.runtime.data.inspection.recorder import (
-    LoaderRecords,
-    Recorder,
-    digest,
-    read_items,
-    to_key,
-)
-from paceline.runtime.data.item_source import ItemSource
 from paceline.runtime.distributed.identity import read_identity
+from paceline.runtime.randomness import seed_host
+
+COMPARED_ITEMS = 8  # at the beginning of a map-style dataset
+
+
+class LoaderRecords:
+    """The file of one loader."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def add(self, record: Record) -> None:
+        write_record(self._file, record)
+
+
+class Recorder:
+    """What to record of the loaders of this rank, and where."""
+
+    def __init__(self, folder: Path, *, epochs: int, limit: int | None) -> None:
+        self.epochs, self.limit = epochs, limit  # limit: steps of each epoch
+        self._folder = folder
+        self._loaders = 0
+
+    def begin(self, facts: LoaderFacts) -> LoaderRecords:
+        """Return the records of another loader."""
+        file = record_path(self._folder, facts.rank, self._loaders).open("w", encoding="utf-8")
+        records = LoaderRecords(file)
+        records.add(replace(facts, number=self._loaders))
+        self._loaders += 1
+        return records
+
+    def end_process(self) -> NoReturn:
+        """End this rank here: all has been recorded, and training would only take time."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def read_items(dataset: Any) -> Items:
+    """Read the first items of a map-style dataset twice, both times with the same random
+    numbers.
+    """
+    digests: list[str | None] = []
+    try:
+        for index in range(min(COMPARED_ITEMS, len(dataset))):
+            found = set()
+            for _ in range(2):
+                seed_host(index)
+                found.add(digest(dataset[index]))
+            digests.append(found.pop() if len(found) == 1 else None)
+    except Exception:  # whatever the script's dataset raises: then its items are not known
+        return Items([])
+    return Items(digests)
+
+
+def to_key(key: Any) -> int | str:
+    """Return a sample's key in a form that can be written."""
+    try:
+        return operator.index(key)  # also of NumPy and of a tensor
+    except TypeError:
+        return repr(key)
+
+
+def digest(item: Any) -> str:
+    """Return a short digest of an item's contents."""
+    state = hashlib.blake2b(digest_size=8)
+    waiting = [item]
+    while waiting:
+        thing = waiting.pop()
+        if isinstance(thing, torch.Tensor):
+            thing = thing.detach().cpu().contiguous()
+            state.update(f"{thing.dtype}{tuple(thing.shape)}".encode())
+            state.update(
+                thing.flatten().view(torch.uint8).numpy().tobytes() if thing.numel() else b""
+            )
+        elif isinstance(thing, Mapping):
+            # A WebDataset sample names the file that it comes from: that belongs to it.
+            waiting += [each for pair in sorted(thing.items(), key=repr) for each in pair]
+        elif isinstance(thing, (list, tuple)):
+            waiting += thing
+        elif isinstance(thing, bytes):
+            state.update(thing)
+        elif hasattr(thing, "tobytes"):
+            state.update(thing.tobytes())
+        else:
+            state.update(repr(thing).encode())
+        state.update(b";")
+    return state.hexdigest()
 
 
 class _WatchedLoader:
@@ -48,7 +140,6 @@ class _WatchedLoader:
         self.drawn: deque[list[Any]] = deque()
         self.passes = 0
         self.last: _WatchedIterator | None = None
-        self.backwards = 0  # backward passes that had a batch of it since the one before
         self.is_trained = False
 
     def mark(self) -> None:
@@ -64,9 +155,7 @@ class PlainLoaders:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self._watched: list[_WatchedLoader] = []
-        # that gave a batch since the last backward pass, the latest last
-        self._waiting: list[_WatchedLoader] = []
-        self._backwards = 0
+        self._latest: _WatchedLoader | None = None  # that gave a batch
         self._is_finished = False
 
     def install(self) -> None:
@@ -101,31 +190,15 @@ class PlainLoaders:
     def _noting(self, original: Any) -> Any:
         @functools.wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            self._note_backward()
+            if self._latest is not None:
+                self._latest.mark()
             return original(*args, **kwargs)
 
         return wrapped
 
     def note_batch(self, watched: _WatchedLoader) -> None:
         if torch.is_grad_enabled():  # else it is for an evaluation
-            self._waiting = [each for each in self._waiting if each is not watched] + [watched]
-
-    def _note_backward(self) -> None:
-        """Mark the loader of the last batch, and any other that has one for most of the backward
-        passes.
-
-        A loop that evaluates in between has read batches for that, too.
-        """
-        if not self._waiting:
-            return
-        self._backwards += 1
-        for each in self._waiting:
-            each.backwards += 1
-            if each is self._waiting[-1] or (
-                each.backwards > 1 and 2 * each.backwards >= self._backwards
-            ):
-                each.mark()
-        self._waiting = []
+            self._latest = watched
 
     def finish(self) -> None:
         """Record items of the datasets, so that those of all ranks can be compared. The script has
@@ -265,10 +338,8 @@ def _is_stream(loader: DataLoader[Any]) -> bool:
 
 def _is_ours(loader: DataLoader[Any]) -> bool:
     """Return whether it is a part of a loader of `run.loader` or `run.evaluate`."""
-    modules = (type(loader.batch_sampler).__module__, type(loader.dataset).__module__)
-    return ItemSource.__module__ in modules or any(
-        module.startswith("paceline.") for module in modules
-    )
+    parts = (type(loader.batch_sampler), type(loader.dataset))
+    return any(part.__module__.startswith("paceline.") for part in parts)
 
 
 def _kind(loader: DataLoader[Any]) -> tuple[Any, ...]:

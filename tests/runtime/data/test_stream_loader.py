@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.data.evaluation import make_evaluation_loader
-from paceline.runtime.data.streams.sharded_iterable import ShardedIterable
-from paceline.runtime.data.streams.stream_loader import StreamLoader
+from paceline.runtime.data.sharded_iterable import ShardedIterable
+from paceline.runtime.data.stream_loader import StreamLoader
 from paceline.runtime.distributed.identity import Identity, read_identity
 from tests.forked_ranks import Ranks
 from tests.runtime.data.datasets import Counting, Positioned

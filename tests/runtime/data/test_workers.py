@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from paceline.runtime.data.item_source import ItemSource
-from paceline.runtime.data.map_loader import MapLoader
+from paceline.runtime.data.loader import MapLoader
 from paceline.runtime.distributed.identity import Identity
 from tests.runtime.data.datasets import Numbers
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 SCRIPT = """
 import sys, time
-from paceline.runtime.data.map_loader import MapLoader
+from paceline.runtime.data.loader import MapLoader
 from paceline.runtime.distributed.identity import Identity
 from tests.runtime.data.datasets import Endless, Numbers
 
@@ -68,7 +68,7 @@ def test_workers_continue_after_every_stop_signal() -> None:
     batches = loader.micro_batches(0)
     got = [next(batches), next(batches)]  # one from each worker: both have started
     assert isinstance(loader.source, ItemSource)
-    workers = [psutil.Process(each.pid) for each in loader.source.loader._iterator._workers]
+    workers = [psutil.Process(each.pid) for each in loader.source.workers._iterator._workers]
     assert len(workers) == 2
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         for worker in workers:

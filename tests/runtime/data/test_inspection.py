@@ -18,9 +18,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 import paceline
 from paceline.runtime import loop
-from paceline.runtime.data.inspection.loader_walk import LoaderWalk
-from paceline.runtime.data.inspection.plain_loaders import PlainLoaders, split_batch
-from paceline.runtime.data.inspection.recorder import Recorder, digest
+from paceline.runtime.data.inspection import LoaderWalk
+from paceline.runtime.data.sample_recorder import PlainLoaders, Recorder, digest, split_batch
 from paceline.spec.findings import GOOD, PROBLEM, WARNING
 from paceline.tools.inspect.sample_checks import check_samples
 from paceline.tools.inspect.samples import Samples, read_samples

@@ -6,17 +6,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import default_collate
 
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.console import note
-from paceline.runtime.data.early_pass import EarlyPass
 from paceline.runtime.data.sample_assignment import MicroBatch, check_batch_size, check_not_in_steps
-from paceline.runtime.data.streams.sharded_iterable import (
+from paceline.runtime.data.sharded_iterable import (
     Example,
     Leftover,
     RankBatches,
@@ -24,27 +23,14 @@ from paceline.runtime.data.streams.sharded_iterable import (
     StreamPosition,
     is_stateful,
 )
-from paceline.runtime.data.streams.webdataset import SeededPipeline, check_not_mixed, is_pipeline
-from paceline.runtime.data.transfer import to_device, transfer_batch
-from paceline.runtime.data.worker_lifetime import WorkerPool, make_worker_init
+from paceline.runtime.data.transfer import transfer_batch
+from paceline.runtime.data.webdataset import SeededPipeline, check_not_mixed, is_pipeline
+from paceline.runtime.data.workers import LoaderOptions, WorkerLoader
 from paceline.runtime.distributed.identity import Identity, read_identity
 from paceline.runtime.randomness import preserve_host_rng
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 # number of samples, the data, the position after it
 StreamBatch = tuple[int, Any, StreamPosition | None]
-
-
-class StreamOptions(TypedDict, total=False):
-    """Options that `StreamLoader` passes on to torch's DataLoader."""
-
-    prefetch_factor: int | None
-    worker_init_fn: Callable[[int], Any] | None
-    multiprocessing_context: Any
-    timeout: float
-    pin_memory: bool | None
 
 
 class StreamLoader:
@@ -53,8 +39,8 @@ class StreamLoader:
 
     With `drop_last` the epoch ends after the last step that is full on every rank. Otherwise it
     ends when no rank has a sample left; until then a rank without samples repeats its last batch,
-    with a count of 0. With
-    `empty_fillers`, for evaluation, it gets an empty batch instead.
+    with a count of 0. If the collate function can make empty batches, for an evaluation, it gets
+    one of those.
     """
 
     steps_per_epoch: int | None = None  # unknown: each rank reads its part until it ends
@@ -71,41 +57,35 @@ class StreamLoader:
         identity: Identity | None = None,
         device: torch.device | str | None = None,
         group: Any = None,
-        num_workers: int = 0,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        empty_fillers: bool = False,
-        notify: Callable[[str], None] | None = None,
-        **options: Unpack[StreamOptions],
+        notify: Callable[[str], None] = note,
+        **options: Any,
     ) -> None:
         self.identity = identity = identity if identity is not None else read_identity()
         check_batch_size(batch_size, world_size=identity.world_size, accumulate=accumulate)
         self.dataset = dataset
         self.batch_size, self.accumulate, self.drop_last = batch_size, accumulate, drop_last
-        self.seed, self.group, self.num_workers = seed, group, num_workers
+        self.seed, self.group = seed, group
+        self.options = LoaderOptions(**options)
         self.device = torch.device(device) if device is not None else None
-        self._notify = notify or (note if identity.rank == 0 else _discard_note)
+        self._notify = notify
         inner = dataset.dataset if isinstance(dataset, ShardedIterable) else dataset
         if is_pipeline(inner):
             inner = SeededPipeline(
-                inner, identity=identity, workers=num_workers, notify=self._notify
+                inner, identity=identity, workers=self.options.num_workers, notify=self._print_note
             )
             sharded = inner.splits
         elif not sharded:
             check_not_mixed(inner)
         self.sharded = sharded
-        self.collate_fn, self.options = collate_fn, options
-        self._empty_fillers = empty_fillers
         self._batches = RankBatches(
             ShardedIterable(inner, identity=identity, seed=seed),
             size=batch_size // (identity.world_size * accumulate),
             sharded=sharded,
-            collate_fn=collate_fn or default_collate,
-            sends_example=empty_fillers,
+            collate_fn=self.options.collate_fn or default_collate,
         )
-        self._loader = _make_dataloader(self._batches, num_workers, options)
-        self._workers = WorkerPool(self)
-        self._filler: Any = None  # the batch that a rank repeats when it has none left
-        self._example: Example | None = None  # an item of the stream, if fillers are to be empty
+        self._workers = WorkerLoader(self, self._batches, self.options, collate_fn=_keep)
+        self._filler: Any = None  # what this rank gets when it has no batch left
+        self._example: Example | None = None  # an item of the stream, to make one of
         self.epoch = self.step = 0
         self._positions: dict[int, StreamPosition] = {}
         self._next_slot = 0  # the worker slot that the next batch comes from
@@ -113,10 +93,13 @@ class StreamLoader:
         # the position that was loaded, until `run.steps` uses it
         self._resumed: Mapping[str, Any] | None = None
         self._has_moved = False  # since then
-        self._loaded = 0  # how often a position was loaded
+        self._continues = False  # whether the next plain loop begins where a checkpoint was saved
         self._in_steps = False
-        self.early = EarlyPass(inner)
         self._before_pass: Any = None  # the state of the dataset before a pass that has not ended
+
+    def _print_note(self, text: str) -> None:
+        if self.identity.rank == 0:
+            self._notify(text)
 
     def first_step(self, epoch: int) -> int:
         """Return how many steps of this epoch are done."""
@@ -147,39 +130,12 @@ class StreamLoader:
         finally:
             self._in_steps = False
 
-    def begin_early(self, epoch: int) -> None:
-        """Let the workers begin with what the next loop of `run.steps` will ask for, if it is this
-        epoch.
-        """
-        resumed = self._resumed or {}
-        # A loader that is elsewhere would have to move, and a checkpoint that is saved before the
-        # loop would show it.
-        is_there = epoch == self.epoch and self.step == resumed.get("step", 0)
-        position = self._early_key(resumed)
-        if not self.num_workers or not is_there or self.early.has_begun(position):
-            return
-        if self.early.discard():
-            self.close()
-
-        def start() -> Iterator[Any]:
-            self._restore_positions(resumed)
-            return self._start_pass()
-
-        if self._workers.iterator is None:
-            self.early.begin(position, start)
-
-    def _early_key(self, resumed: Mapping[str, Any]) -> tuple[Any, ...]:
-        return self.epoch, self.step, self.seed, self._loaded if resumed else 0
-
     def _read(
         self, epoch: int, first_step: int, position: Mapping[str, Any]
     ) -> Iterator[MicroBatch]:
         self.epoch, self.step, self._has_moved = epoch, first_step, True
-        begun = self.early.take(self._early_key(position), self._workers.shutdown)
-        if begun is None:
-            self._restore_positions(position)
-            begun = self._start_pass()
-        batches = self._append_leftovers(begun)
+        self._restore_positions(position)
+        batches = self._append_leftovers(self._start_pass())
         step = self._fetch_step(batches)
         total = self._count_samples(step)
         while (count := total()) > 0:
@@ -194,12 +150,12 @@ class StreamLoader:
         """Take the slots' positions from a state if they fit; otherwise count batches from the
         start.
         """
-        slots = max(1, self.num_workers)
+        slots = max(1, self.options.num_workers)
         self._positions, self._leftovers_used = {}, 0
         self._next_slot = self.step * self.accumulate % slots
         same = state and (state["world_size"], state["num_workers"]) == (
             self.identity.world_size,
-            self.num_workers,
+            self.options.num_workers,
         )
         # A slot too short for a full batch has no position: the items it gave are counted as
         # leftovers.
@@ -224,15 +180,14 @@ class StreamLoader:
         if not self.step:
             return
         if state and self.sharded and not same:
-            self._notify(
+            self._print_note(
                 f"this epoch was read by {state['world_size']} ranks with {state['num_workers']} "
-                "workers each, and "
-                f"continues on {self.identity.world_size} with {self.num_workers}: the stream is "
-                "split differently, so "
-                "some samples of the epoch appear twice or not at all"
+                f"workers each, and continues on {self.identity.world_size} with "
+                f"{self.options.num_workers}: the stream is split differently, so some samples of "
+                "the epoch appear twice or not at all"
             )
         if not any(position.state is not None for position in self._positions.values()):
-            self._notify(
+            self._print_note(
                 f"the dataset saves no position: skipping {self.step * self.batch_size} items "
                 f"to step {self.step} of epoch {self.epoch}"
             )
@@ -240,16 +195,14 @@ class StreamLoader:
     def _start_pass(self) -> Iterator[Any]:
         batches = self._batches
         dataset = batches.source.dataset
-        if is_stateful(dataset) and not self.num_workers:  # workers have copies of it
+        if is_stateful(dataset) and not self.options.num_workers:  # workers have copies of it
             if self._before_pass is not None:
                 dataset.load_state_dict(copy.deepcopy(self._before_pass))  # type: ignore[attr-defined]
             self._before_pass = copy.deepcopy(dataset.state_dict())  # type: ignore[attr-defined]
         batches.source.set_epoch(self.epoch)
         batches.first_batch, batches.first_slot = self.step * self.accumulate, self._next_slot
         batches.positions = dict(self._positions)
-        iterator = iter(self._loader)
-        self._workers.attach(iterator)
-        return iterator
+        return self._workers.begin_pass()
 
     def _append_leftovers(self, batches: Iterator[Any]) -> Iterator[StreamBatch]:
         """Yield the full batches of all slots, then the slots' leftovers combined into batches."""
@@ -274,40 +227,33 @@ class StreamLoader:
         step: list[StreamBatch] = []
         for _ in range(self.accumulate):
             with preserve_host_rng():
-                batch = next(batches, None)
-                if batch is None and self._filler is None and self.step and not self._empty_fillers:
-                    # Resumed where this rank has no data left: it must keep step with the others
-                    # all the same.
-                    self._filler = transfer_batch(self._batches.example(), self.device)
-            if batch is None:
-                step.append((0, None, None))
-            else:
-                count, data, position = batch
+                count, data, position = next(batches, (0, None, None))
+            if count:
                 data = transfer_batch(data, self.device)
-                if not self._empty_fillers:
+                if not self._batches.makes_empty:
                     self._filler = data
-                step.append((count, data, position))
+            step.append((count, data, position))
         return step
 
     def _get_filler(self) -> Any:
         """Return what this rank gets to keep step with the others, although it has no batch
         left.
         """
-        if self._filler is None and self._example is not None:
+        if self._filler is None:
+            assert self._example is not None, "without a batch, a rank gets the example of others"
             with preserve_host_rng():
-                empty = self._batches.collate_fn.empty(self._example.item)  # type: ignore[attr-defined]
-            self._filler = transfer_batch(empty, self.device)
+                filler = self._batches.filler(self._example.item)
+            self._filler = transfer_batch(filler, self.device)
         return self._filler
 
     def _count_samples(self, step: list[StreamBatch]) -> Callable[[], int]:
         """Start counting this step's samples over all ranks; call the result for the total. 0 ends
         the epoch.
         """
-        count = sum(count for count, _, _ in step)
-        has_filler = self._filler is not None or self._example is not None
-        without_filler = int(not has_filler and any(data is None for _, data, _ in step))
+        counts = [count for count, _, _ in step]
+        sums = torch.tensor([sum(counts), int(0 in counts and self._example is None)])
         if self.identity.world_size == 1:
-            return lambda: self._check_total(count, without_filler)
+            return lambda: self._check_total(sums)
         if not dist.is_initialized():
             raise UsageError(
                 f"{self.identity.world_size} ranks read a stream, but there is no process group "
@@ -315,66 +261,64 @@ class StreamLoader:
                 hint="Create the loader inside paceline.session(), or after "
                 "torch.distributed.init_process_group().",
             )
-        on_device = dist.get_backend(self.group) in ("nccl", "xccl")
-        sums = torch.tensor([count, without_filler], device=self.device if on_device else "cpu")
+        if dist.get_backend(self.group) in ("nccl", "xccl"):
+            sums = sums.to(self.device)
         work = dist.all_reduce(sums, group=self.group, async_op=True)
 
         def total() -> int:
             work.wait()
-            return self._check_total(*sums.tolist())
+            return self._check_total(sums)
 
         return total
 
-    def _check_total(self, total: int, ranks_without_filler: int) -> int:
+    def _check_total(self, sums: torch.Tensor) -> int:
+        total, ranks_without_example = map(int, sums.tolist())
         if total < self.batch_size and self.drop_last:
             return 0
-        if total and ranks_without_filler:
-            self._share_filler()
+        if total and ranks_without_example:
+            self._share_example()
         return total
 
-    def _share_filler(self) -> None:
-        """Send an item, or a batch, to the ranks that never got one. Called on all ranks."""
-        own = self._example if self._empty_fillers else self._filler
+    def _share_example(self) -> None:
+        """Send an item to the ranks that never got one. Called on all ranks."""
         held: list[Any] = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(held, own is not None, group=self.group)
-        source = held.index(True)
-        sent = (
-            [to_device(own, torch.device("cpu"))] if dist.get_rank(self.group) == source else [None]
-        )
-        dist.broadcast_object_list(sent, group=self.group, group_src=source)
-        if self._empty_fillers:
-            self._example = self._example or sent[0]
-        elif self._filler is None:
-            self._filler = transfer_batch(sent[0], self.device)
+        dist.all_gather_object(held, self._example is not None, group=self.group)
+        sent = [self._example]
+        dist.broadcast_object_list(sent, group=self.group, group_src=held.index(True))
+        self._example = self._example or sent[0]
 
     def _yield_step(self, step: list[StreamBatch], total: int) -> Iterator[MicroBatch]:
         number = self.step
         for index, (count, fetched, position) in enumerate(step):
             if position is not None:
                 self._positions[position.slot] = position
-                self._next_slot = (position.slot + 1) % max(1, self.num_workers)
+                self._next_slot = (position.slot + 1) % max(1, self.options.num_workers)
             else:
                 self._leftovers_used += count
             last = index == self.accumulate - 1
             if last:
                 self.step = number + 1
-            data = self._get_filler() if fetched is None else fetched
+            data = fetched if count else self._get_filler()
             yield MicroBatch(data, count, total, index, last, number, self.identity.world_size)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches from the current position on, for a plain loop. It has no effect on
-        `run.steps`.
+        """Yield the batches of the next epoch, for a plain loop: once, after a resume, those that
+        are left of it. It has no effect on `run.steps`.
         """
         check_not_in_steps(self._in_steps)
-        is_at_end = self.step > 0  # unless a batch comes
+        resumed = self.state_dict() if self._continues and self.step else {}
+        self._continues = False
+        is_at_end = bool(resumed)  # unless a batch comes
+        if self.step and not resumed:
+            self.epoch, self.step = self.epoch + 1, 0
         while True:
-            for micro in self._read(self.epoch, self.step, self.state_dict() if self.step else {}):
+            for micro in self._read(self.epoch, self.step, resumed):
                 is_at_end = False
                 yield micro.data
             self.epoch, self.step = self.epoch + 1, 0
             if not is_at_end:
                 return
-            is_at_end = False
+            is_at_end, resumed = False, {}
 
     def state_dict(self) -> dict[str, Any]:
         if self._resumed is not None and not self._has_moved:
@@ -386,7 +330,7 @@ class StreamLoader:
             "seed": self.seed,
             "batch_size": self.batch_size,
             "world_size": self.identity.world_size,
-            "num_workers": self.num_workers,
+            "num_workers": self.options.num_workers,
             "positions": [tuple(position) for position in positions],
             "next_slot": self._next_slot,
             "leftovers_used": self._leftovers_used,
@@ -403,8 +347,7 @@ class StreamLoader:
             )
         self.seed = self._batches.source.seed = int(state["seed"])
         self.epoch, self.step = int(state["epoch"]), int(state["step"])
-        self._resumed, self._has_moved = dict(state), False
-        self._loaded += 1
+        self._resumed, self._has_moved, self._continues = dict(state), False, True
 
     @property
     def saves_positions(self) -> bool:
@@ -414,33 +357,8 @@ class StreamLoader:
         return self.sharded or is_stateful(self._batches.source.dataset)
 
     def close(self) -> None:
-        self.early.discard()
         self._workers.shutdown()
-
-
-def _make_dataloader(
-    batches: RankBatches, num_workers: int, options: StreamOptions
-) -> DataLoader[Any]:
-    context = options.get("multiprocessing_context")
-    return DataLoader(
-        batches,
-        batch_size=None,
-        num_workers=num_workers,
-        prefetch_factor=options.get("prefetch_factor"),
-        worker_init_fn=make_worker_init(options.get("worker_init_fn"), context)
-        if num_workers
-        else None,
-        multiprocessing_context=context,
-        timeout=options.get("timeout", 0),
-        pin_memory=bool(options.get("pin_memory")),
-        collate_fn=_keep,
-        generator=torch.Generator(),  # a separate one: the model's must not be drawn from
-    )
 
 
 def _keep(batch: Any) -> Any:
     return batch
-
-
-def _discard_note(text: str) -> None:
-    pass

@@ -1,1 +1,0 @@
-"""Data that is already tensors, on the host or on the device, and functions of its batches."""

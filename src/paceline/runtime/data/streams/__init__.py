@@ -1,1 +1,0 @@
-"""Iterable datasets and WebDataset pipelines: sharding, loading and positions."""
