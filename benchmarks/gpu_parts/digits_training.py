@@ -2,8 +2,7 @@
 
 The usual script has four workers with pinned memory, a loss that is printed every 100 steps, and no other tricks.
 Paceline runs the step of examples/mnist: on resident data, in bf16, as one CUDA graph. For images per second the model
-and the optimizer's update are compiled as well; for the time to 99 % they are not, since compiling would take longer
-than the training.
+is compiled as well; for the time to 99 % it is not, since compiling would take longer than the training.
 """
 
 from __future__ import annotations

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.errors import NonFinite, UsageError
-from paceline.runtime.training.capture.fused_update import CompiledUpdate
 
 pytestmark = [
     pytest.mark.gpu,
@@ -55,7 +52,6 @@ def train(
     max_steps: int = 200,
     precision: str = "fp32",
     resident: bool = True,
-    compiled: bool = False,
 ) -> tuple[list[float], list[torch.Tensor], Any]:
     """Train with a changing learning rate. Returns the losses, the weights and the captured step."""
     model, dataset = problem(dropout)
@@ -67,7 +63,7 @@ def train(
         precision=precision,
         save_every_steps=None,
     ) as run:
-        model = run.wrap(model, compile=compiled)
+        model = run.wrap(model)
         optimizer = make(model.parameters())
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)
         loader = run.loader(
@@ -106,40 +102,6 @@ def test_losses_are_those_of_eager_steps(tmp_path: Path, name: str) -> None:
     assert graphs == 2  # one for the tails
     assert_equal_to_rounding(graph, eager)
     assert graph[-1] < graph[0] * 0.9
-
-
-@pytest.mark.parametrize("name", ["Adadelta", "RMSprop", "NAdam"])
-def test_a_compiled_update_is_the_eager_one(
-    tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    from torch._inductor import config as inductor
-
-    updates = count_compiled(OPTIMIZERS[name](nn.Linear(1, 1).parameters()))
-    eager, _, _ = train(tmp_path / "eager", captured=False, make=OPTIMIZERS[name])
-    with updates as called, inductor.patch(compile_threads=1):  # other processes would stay
-        graph, _, graphs = train(
-            tmp_path / "graph", captured=True, make=OPTIMIZERS[name], compiled=True
-        )
-    assert graphs == 2
-    assert called
-    assert "not compiled" not in capfd.readouterr().err
-    assert_equal_to_rounding(graph, eager)
-
-
-@contextlib.contextmanager
-def count_compiled(optimizer: torch.optim.Optimizer) -> Iterator[list[str]]:
-    """Yield a list that grows with each compiled update."""
-    called: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        update = CompiledUpdate._update
-        patch.setattr(
-            CompiledUpdate,
-            "_update",
-            lambda self, *a, **k: (called.append(self._name), update(self, *a, **k)),
-        )
-        yield called
-    module, name = sys.modules[type(optimizer).__module__], type(optimizer).__name__.lower()
-    assert getattr(module, name).__module__ == module.__name__  # torch's own again
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,7 @@ from paceline.errors import ReplicasDiffer, UsageError
 from paceline.launch.launch_spec import runtime_settings
 from paceline.runtime.settings import Settings
 from paceline.runtime.step_boundary import stop_consensus
-from paceline.runtime.training.checksum import BUCKET, Checksum
-from paceline.runtime.training.fsdp import FSDPModel
-from paceline.runtime.training.replica_check import find_difference
+from paceline.runtime.training.checksum import CHUNK, Checksum, find_difference
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
 from paceline.spec.option import Flag
@@ -87,25 +85,20 @@ def test_exchanged_values_and_changes_that_cancel_out_are_noticed() -> None:
     assert checksum(numbers[:10], numbers[10:20]) != checksum(numbers[10:20], numbers[:10])
 
 
-def test_tensors_larger_than_a_bucket() -> None:
-    large = torch.zeros(BUCKET // 4 * 2 + 5)
+def test_tensors_larger_than_a_chunk() -> None:
+    large = torch.zeros(CHUNK * 2 + 5)
     before = checksum(large[1:], large[:3])
-    for position in (1, BUCKET // 4 + 2, -1):
+    for position in (1, CHUNK + 2, -1):
         changed = large.clone()
         changed[position] = 1
         assert checksum(changed[1:], large[:3]) != before
     assert checksum(large) == checksum(large.clone()) != checksum(large[1:])
 
 
-def test_ranks_are_compared_with_those_that_hold_the_same_replica() -> None:
-    assert find_difference([[(0, 5)], [(0, 5)]]) is None
-    assert find_difference([[(0, 5)], [(0, 6)]]) == ([0], [1])
-    assert find_difference([[(0, 6)], [(0, 5)], [(0, 5)]]) == ([1, 2], [0])
-    shards = [[(0, 1), (0, 9)], [(0, 1), (1, 8)], [(0, 1), (0, 9)], [(0, 1), (1, 8)]]
-    assert find_difference([*shards]) is None
-    shards[3] = [(0, 1), (1, 7)]
-    assert find_difference([*shards]) == ([1], [3])
-    assert find_difference([[(-1, 0)], [(-1, 3)]]) is None
+def test_the_ranks_that_differ_are_those_that_fewer_agree_with() -> None:
+    assert find_difference([5, 5]) is None
+    assert find_difference([5, 6]) == ([0], [1])
+    assert find_difference([6, 5, 5]) == ([1, 2], [0])
 
 
 # -- training --------------------------------------------------------------------------------------------------
@@ -324,32 +317,6 @@ ODD = {"broadcast_buffers": False, "find_unused_parameters": True}
 @pytest.mark.parametrize("fsdp", [False, True])
 def test_training_that_is_right_is_never_reported(ranks: Ranks, fsdp: bool) -> None:
     assert all(checks >= 5 for checks in ranks(train_right, 2, fsdp))
-
-
-def on_a_mesh(change: int | None) -> str:
-    """Weights replicated over ranks (0, 2) and (1, 3), sharded over (0, 1) and (2, 3)."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-    try:
-        with quiet(replica_check=1) as run:
-            mesh = init_device_mesh("cpu", (2, 2))
-            model = nn.Linear(4, 4, bias=False)
-            whole = torch.arange(16.0).reshape(4, 4)
-            model.weight = nn.Parameter(distribute_tensor(whole, mesh, [Replicate(), Shard(0)]))
-            run._wrapper.models.append(FSDPModel(model, run._wrapper.mesh))
-            if run.rank == change:
-                model.weight.detach().to_local()[0, 0] += 1
-            run._boundary.replicas.check_now(1)
-    except ReplicasDiffer as error:
-        return error.message
-    return "fine"
-
-
-def test_shards_are_compared_along_the_replicated_dimension_of_a_mesh(ranks: Ranks) -> None:
-    assert ranks(on_a_mesh, 4, None) == ["fine"] * 4
-    message = "After step 1, rank 3 no longer has the same replica as rank 1. The first parameter that differs is 'weight'."
-    assert ranks(on_a_mesh, 4, 3) == [message] * 4
 
 
 def test_the_interval_is_an_argument_a_key_and_a_flag(tmp_path: Path) -> None:

@@ -73,7 +73,6 @@ class Wrapper:
         # the group over which ranks agree on gradients that DDP has not seen
         self._control: Any = None
         self.models: list[WrappedModel] = []
-        self.compiles = False  # whether the default compiler has a model to compile
         self._owned: dict[int, weakref.ref[nn.Parameter]] = {}
         self._replaced: dict[int, weakref.ref[nn.Parameter]] = {}
 
@@ -139,9 +138,6 @@ class Wrapper:
         self._owned.update(now)
         self._replaced.update({id(old): weakref.ref(old) for old in before if id(old) not in now})
         self.models.append(wrapped)
-        self.compiles |= bool(compile_options) and _compile_kwargs(compile_options).get(
-            "backend"
-        ) in (None, "inductor")
         return model
 
     def _replicate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,8 +12,6 @@ import torch
 from paceline.contract import env
 from paceline.errors import UsageError
 from paceline.runtime.console import note
-from paceline.runtime.training.capture.host_values import no_waits
-from paceline.runtime.training.capture.model_modes import ModelModes
 from paceline.runtime.training.capture.optimizers import GraphOptimizers
 from paceline.runtime.training.capture.step_graph import Batch, Records, StepGraph
 from paceline.runtime.training.ddp import DDPModel
@@ -40,7 +38,6 @@ class CapturedStep:
         records: Records,
         log: Callable[[dict[str, Any]], None],
         rank: int,
-        others: Sequence[CapturedStep] = (),
     ) -> None:
         functools.update_wrapper(self, function, updated=())
         self.is_capturing = False
@@ -52,32 +49,29 @@ class CapturedStep:
         self._rank = rank
         self._device = gradients.device
         self._eager = False
-        self._others = others  # of the same session
         self.gave_up = ""  # why it always runs eagerly
-        self._optimizers = GraphOptimizers(self._device, compiles=lambda: self._wrapper.compiles)
-        self._version = 0  # of the optimizers, when the graphs were captured
+        self._optimizers = GraphOptimizers(self._device)
+        self._settings: list[Any] = []  # of the optimizers, when the graphs were captured
         self._warm: dict[Key, int] = {}  # eager steps so far
         self._graphs: dict[Key, StepGraph] = {}
         self._pool: Any = None
         self._stream: Any = None
-        self._parameters: list[Any] = []  # of all models and optimizers
-        self._modes = ModelModes()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._eager:
             return self._function(*args, **kwargs)
         if self._stream is None and not self._begin():
             return self._function(*args, **kwargs)
-        if self.is_capturing:
-            raise UsageError(
-                "A step of run.capture calls itself.", hint="Capture the outermost function."
-            )
         batch = Batch.of(args, kwargs)
         key = self._key(batch)
         if key is None:
             return self._run_eagerly(args, kwargs)
-        if self._optimizers.refresh() != self._version:
-            self._forget_graphs()
+        settings = self._optimizers.refresh()
+        if settings != self._settings:
+            self._settings = settings
+            if self._graphs:  # which have the old settings as constants
+                self._graphs.clear()
+                self._warm.clear()
         graph = self._graphs.get(key)
         if graph is None:
             if self._warm.get(key, 0) < self._warm_up_steps:
@@ -135,9 +129,8 @@ class CapturedStep:
     def _give_up(self, reason: str) -> None:
         self._eager = True
         self._graphs.clear()
-        is_news = all(each.gave_up != reason for each in self._others)
         self.gave_up = reason
-        if self._rank == 0 and is_news:
+        if self._rank == 0:
             note(f"run.capture: steps run eagerly, because {reason}")
 
     def _key(self, batch: Batch) -> Key | None:
@@ -151,16 +144,14 @@ class CapturedStep:
             else:
                 self._give_up(f"it gets a {type(leaf).__name__}; pass tensors and plain values")
                 return None
-        if self._modes.has_changed(len(self._wrapper.models)):
-            self._modes = ModelModes([each.model for each in self._wrapper.models])
-            self._forget_graphs()  # they have the old modules
-        return (
-            batch.structure,
-            *values,
-            self._gradients.micro_step(),
-            *self._modes.key(),
-            torch.is_grad_enabled(),
-        )
+        for model in self._wrapper.models:
+            for module in model.model.modules():
+                # the module itself: the script may replace it, and its id may be used again
+                values += [module, module.training]
+                values += [
+                    each.requires_grad for each in module._parameters.values() if each is not None
+                ]
+        return (batch.structure, *values, self._gradients.micro_step(), torch.is_grad_enabled())
 
     @property
     def _warm_up_steps(self) -> int:
@@ -171,13 +162,6 @@ class CapturedStep:
             if any(isinstance(each, DDPModel) for each in self._wrapper.models)
             else WARM_UP
         )
-
-    def _forget_graphs(self) -> None:
-        """Capture anew: something has changed that the graphs have as a constant."""
-        self._version = self._optimizers.version
-        self._parameters = []
-        self._graphs.clear()
-        self._warm.clear()
 
     # -- run
     # -------------------------------------------------------------------------------------------
@@ -193,18 +177,14 @@ class CapturedStep:
         return result
 
     def _warm_up(self, key: Key, args: Any, kwargs: Any) -> Any:
-        self._warm[key] = count = self._warm.get(key, 0) + 1
+        self._warm[key] = self._warm.get(key, 0) + 1
         if len(self._warm) > 4 * MAX_GRAPHS:
             self._give_up(
                 f"there are {len(self._warm)} different shapes or values of its arguments, or "
                 "modes of modules"
             )
             return self._function(*args, **kwargs)
-        if count < self._warm_up_steps:
-            # the first steps may compile, and DDP regroups: both wait
-            return self._run_eagerly(args, kwargs)
-        with no_waits():
-            return self._run_eagerly(args, kwargs)
+        return self._run_eagerly(args, kwargs)
 
     def _capture(self, key: Key, batch: Batch) -> StepGraph | None:
         """Capture the step, unless that is not possible. Nothing is computed yet."""
@@ -219,14 +199,13 @@ class CapturedStep:
                 "The step of run.capture is called under autocast.",
                 hint="Use `with run.autocast():` inside the function.",
             )
-        self._parameters = self._parameters or self._gradients.all_parameters()
         self.is_capturing = True
         try:
             with self._optimizers:
                 graph = StepGraph(
                     self._function,
                     batch,
-                    parameters=self._parameters,
+                    parameters=self._gradients.all_parameters(),
                     records=self._records,
                     end_step=self._gradients.end_captured_step,
                     device=self._device,

@@ -8,7 +8,6 @@ checkpoints expect.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,10 +17,12 @@ from torch.optim.optimizer import (
 )
 
 from paceline.runtime.lr_scale import effective_rate
-from paceline.runtime.training.capture.fused_update import CompiledUpdate, has_fused_kernel
 
-# groups of parameters, and the values to give back
-Swapped = list[tuple[dict[str, Any], dict[str, Any]]]
+# settings of a group that are no constants of a graph, or that are chosen here
+_LEFT_OUT = ("lr", "initial_lr", "params", "capturable", "fused", "foreach")
+# In lower precision, each operation rounds; one kernel for all of them does not, and would train
+# differently.
+_UNROUNDED = (torch.float32, torch.float64)
 
 
 class GraphOptimizers:
@@ -29,12 +30,8 @@ class GraphOptimizers:
     captured.
     """
 
-    def __init__(
-        self, device: torch.device, *, compiles: Callable[[], bool] = lambda: False
-    ) -> None:
-        self.version = 0  # changes when a graph that was captured before is no longer right
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._compiles = compiles  # whether the script has its models compiled
         self._known: dict[int, _GraphOptimizer] = {}
         self._hooks: list[Any] = []
 
@@ -51,32 +48,24 @@ class GraphOptimizers:
             each.give_back()  # an error has left a step half done
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        known = self._known.get(id(optimizer))
-        if known is None:
-            known = self._known[id(optimizer)] = _GraphOptimizer(
-                optimizer, self._device, self._invalidate, compiles=self._compiles()
-            )
-        known.take()
+        if id(optimizer) not in self._known:
+            self._known[id(optimizer)] = _GraphOptimizer(optimizer, self._device)
+        self._known[id(optimizer)].take()
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._known[id(optimizer)].give_back()
 
-    def _invalidate(self) -> None:
-        self.version += 1
-
-    def refresh(self) -> int:
-        """Pass on what the script or its schedulers have changed since the last step. Returns the
-        version.
+    def refresh(self) -> list[Any]:
+        """Pass on the learning rates that the script or its schedulers have changed. Returns all
+        settings that are constants of a graph.
         """
         for each in self._known.values():
-            each.refresh()
-        return self.version
+            each.write_rates()
+        return [each.settings() for each in self._known.values()]
 
     def unsupported(self) -> str | None:
         """Return why the steps of one of the optimizers cannot be captured, if so."""
-        return next(
-            (reason for each in self._known.values() if (reason := each.unsupported())), None
-        )
+        return next(filter(None, (each.unsupported() for each in self._known.values())), None)
 
     def close(self) -> None:
         for each in self._known.values():
@@ -85,41 +74,32 @@ class GraphOptimizers:
 
 
 class _GraphOptimizer:
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        device: torch.device,
-        invalidate: Any,
-        *,
-        compiles: bool,
-    ) -> None:
-        self.optimizer = optimizer
-        self._compiled = CompiledUpdate.of(optimizer) if compiles else None
+    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        self._optimizer = optimizer
         self._device = device
-        self._invalidate = invalidate
-        # by group; None if the script's own learning rate is a tensor
-        self._rates: list[torch.Tensor | None] = []
-        self._values: list[float] = []  # what these tensors hold
-        # the other settings of each group, constants of a graph
-        self._others: list[dict[str, Any]] = []
-        self._swapped: Swapped = []
+        self._loads = 0  # how often the state was loaded, and so is in other tensors
+        # by group: the tensor that a graph reads, and the number in it; None if the script's own
+        # learning rate is a tensor
+        self._rates: list[tuple[torch.Tensor, float] | None] = []
+        # groups of parameters, and the values to give back
+        self._swapped: list[tuple[dict[str, Any], dict[str, Any]]] = []
         # It warns of `capturable=True` outside of a graph, which is the case in the steps before
         # the capture.
         optimizer._warned_capturable_if_run_uncaptured = True
-        self._hook = optimizer.register_load_state_dict_post_hook(self._state_was_loaded)
+        self._hook = optimizer.register_load_state_dict_post_hook(self._note_load)
 
     def close(self) -> None:
         self._hook.remove()
 
-    def _state_was_loaded(self, optimizer: torch.optim.Optimizer) -> None:
-        """Notice that the state is in other tensors now."""
+    def _note_load(self, optimizer: torch.optim.Optimizer) -> None:
         self._rates = []
-        self._invalidate()
+        self._loads += 1
 
     def unsupported(self) -> str | None:
-        name = type(self.optimizer).__name__
-        for group in self.optimizer.param_groups:
-            if "capturable" not in group and not _is_fused_sgd(self.optimizer, group):
+        name = type(self._optimizer).__name__
+        for group in self._optimizer.param_groups:
+            # SGD has a fused kernel that takes the learning rate as a tensor.
+            if "capturable" not in group and type(self._optimizer) is not torch.optim.SGD:
                 return f"{name} has no option capturable"
             if any(not parameter.is_cuda for parameter in group["params"]):
                 return f"{name} has parameters on the CPU"
@@ -129,77 +109,66 @@ class _GraphOptimizer:
         """Put tensors in the place of numbers, for one step."""
         if self.unsupported() is not None:
             return
-        if len(self._rates) != len(self.optimizer.param_groups):
+        groups = self._optimizer.param_groups
+        if len(self._rates) != len(groups):
             self._prepare()
-        self.refresh()
-        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-            settings: dict[str, Any] = {} if rate is None else {"lr": rate}
+        self.write_rates()
+        for group, rate in zip(groups, self._rates, strict=True):
+            settings: dict[str, Any] = {} if rate is None else {"lr": rate[0]}
             if "capturable" in group:
                 settings["capturable"] = True
-            if "capturable" not in group or has_fused_kernel(self.optimizer, group):
+            if "capturable" not in group or self._has_fused_kernel(group):
                 settings |= {"fused": True, "foreach": False}
-            elif self._compiled is not None:
-                settings["foreach"] = True
             self._swapped.append((group, {name: group[name] for name in settings}))
             group.update(settings)
-        if self._compiled is not None:
-            self._compiled.install()
+
+    def _has_fused_kernel(self, group: dict[str, Any]) -> bool:
+        """Return whether torch's fused kernel may update this group: the script has not chosen
+        another way.
+        """
+        is_adam = type(self._optimizer) in (torch.optim.Adam, torch.optim.AdamW)
+        if not is_adam or group["differentiable"]:
+            return False
+        is_open = group["fused"] is None and group["foreach"] is None
+        return is_open and all(each.dtype in _UNROUNDED for each in group["params"])
 
     def give_back(self) -> None:
-        if self._compiled is not None and self._swapped:
-            self._compiled.remove()
         for group, values in self._swapped:
             group.update(values)
         self._swapped.clear()
 
     def _prepare(self) -> None:
-        groups = self.optimizer.param_groups
-        self._values = [float("nan")] * len(groups)
-        self._rates = [
-            None
-            if isinstance(group["lr"], torch.Tensor) and group["lr"].is_cuda
-            else torch.zeros((), dtype=torch.float32, device=self._device)
-            for group in groups
-        ]
-        self._others = [_other_settings(group) for group in groups]
-        for parameter, state in self.optimizer.state.items():
+        self._rates = []
+        for group in self._optimizer.param_groups:
+            is_own = isinstance(group["lr"], torch.Tensor) and group["lr"].is_cuda
+            rate = torch.zeros((), dtype=torch.float32, device=self._device)
+            self._rates.append(None if is_own else (rate, 0.0))
+        for parameter, state in self._optimizer.state.items():
             step = state.get("step")
             if isinstance(step, torch.Tensor) and step.is_cpu:
                 state["step"] = step.to(parameter.device)
 
-    def refresh(self) -> None:
-        """Write changed learning rates to the device, and notice changes that make a graph
-        wrong.
-        """
-        groups = self.optimizer.param_groups
-        if len(self._rates) != len(groups):
-            self._invalidate()
-            return
-        for index, (group, rate) in enumerate(zip(groups, self._rates, strict=True)):
+    def write_rates(self) -> None:
+        """Write changed learning rates to the device."""
+        for index, group in enumerate(self._optimizer.param_groups[: len(self._rates)]):
+            rate = self._rates[index]
             if rate is not None:
-                wanted = effective_rate(self.optimizer, float(group["lr"]))
-                if wanted != self._values[index]:
-                    self._values[index] = wanted
-                    rate.fill_(wanted)
-            for name, value in self._others[index].items():
-                if group[name] is not value and group[name] != value:
-                    self._others[index] = _other_settings(group)
-                    self._invalidate()
-                    break
+                wanted = effective_rate(self._optimizer, float(group["lr"]))
+                if wanted != rate[1]:
+                    rate[0].fill_(wanted)
+                    self._rates[index] = (rate[0], wanted)
 
-
-def _is_fused_sgd(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
-    """Return whether this is SGD, whose fused kernel takes the learning rate as a tensor."""
-    return type(optimizer) is torch.optim.SGD and all(
-        parameter.is_floating_point() and not parameter.is_sparse for parameter in group["params"]
-    )
-
-
-def _other_settings(group: dict[str, Any]) -> dict[str, Any]:
-    plain = (bool, int, float, str, tuple, type(None))
-    left_out = ("lr", "initial_lr", "params", "capturable", "fused", "foreach")
-    return {
-        name: value
-        for name, value in group.items()
-        if name not in left_out and isinstance(value, plain)
-    }
+    def settings(self) -> list[Any]:
+        """Return what is a constant of a graph: the groups' settings, and where the state is."""
+        plain = (bool, int, float, str, tuple, type(None))
+        return [
+            self._loads,
+            *(
+                {
+                    name: value
+                    for name, value in group.items()
+                    if name not in _LEFT_OUT and isinstance(value, plain)
+                }
+                for group in self._optimizer.param_groups
+            ),
+        ]

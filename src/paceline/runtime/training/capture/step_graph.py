@@ -4,22 +4,27 @@ logs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import linecache
+import random
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree
 
+import paceline
 from paceline.errors import UsageError
 from paceline.runtime.metrics.metrics import Metrics
 from paceline.runtime.step_boundary.nonfinite import NonFiniteLossCheck
-from paceline.runtime.training.capture.host_values import (
-    no_host_randomness,
-    script_line,
-    wait_error,
-)
+
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(paceline.__file__).parent))
 
 
 @dataclass(frozen=True)
@@ -89,13 +94,14 @@ class StepGraph:
         self.grads_before = [parameter.grad for parameter in parameters]
         self._inputs = [_static(leaf, device) for leaf in batch.leaves]
         self._graph = torch.cuda.CUDAGraph()
-        args, kwargs = Batch(
-            [_detached(leaf) for leaf in self._inputs], batch.structure
-        ).arguments()
+        inputs = [
+            each.detach() if isinstance(each, torch.Tensor) else each for each in self._inputs
+        ]
+        args, kwargs = Batch(inputs, batch.structure).arguments()
         mark = records.mark()
         try:
             with (
-                no_host_randomness(),
+                _no_host_randomness(),
                 torch.cuda.graph(
                     self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"
                 ),
@@ -118,9 +124,6 @@ class StepGraph:
             self.restore_grads()
             raise _capture_error(error) from error
         self.grads_after = [parameter.grad for parameter in parameters]
-        self._changes_grads = self.keeps_grads or any(
-            grad is not None for grad in self.grads_before
-        )
 
     def restore_grads(self) -> None:
         """Undo what a capture, which computes nothing, has done to the gradients."""
@@ -148,9 +151,8 @@ class StepGraph:
         self._graph.replay()
         if self._scalars is not None:
             self._record(list(self._scalars.clone().unbind()), log)
-        if self._changes_grads:
-            for parameter, grad in zip(self._parameters, self.grads_after, strict=True):
-                parameter.grad = grad
+        for parameter, grad in zip(self._parameters, self.grads_after, strict=True):
+            parameter.grad = grad
         if not self._outputs:
             return None
         copies = [
@@ -177,8 +179,32 @@ def _static(leaf: Any, device: torch.device) -> Any:
     )
 
 
-def _detached(leaf: Any) -> Any:
-    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+@contextlib.contextmanager
+def _no_host_randomness() -> Iterator[None]:
+    """Raise UsageError if the body draws random numbers on the host: they would be the same in
+    every step.
+    """
+    before = _generator_states()
+    yield
+    for name, state in _generator_states().items():
+        if before.get(name, state) != state:
+            raise UsageError(
+                f"The step of run.capture draws random numbers from {name}, which would be the "
+                "same in every step.",
+                hint="Draw them on the device, as in torch.rand(n, device=run.device), or outside "
+                "of the function.",
+            )
+
+
+def _generator_states() -> dict[str, Any]:
+    states = {
+        "Python's random": random.getstate(),
+        "torch on the CPU": torch.get_rng_state().numpy().tobytes(),
+    }
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        states["NumPy"] = repr(numpy.random.get_state(legacy=True))
+    return states
 
 
 def _capture_error(error: RuntimeError) -> Exception:
@@ -190,10 +216,24 @@ def _capture_error(error: RuntimeError) -> Exception:
         cause = cause.__context__
     if isinstance(cause, UsageError):
         return cause
+    where = _script_line(cause.__traceback__)
+    at = f" at {where}" if where else ""
     if "captur" in str(cause):
-        return wait_error(cause.__traceback__)
-    where = script_line(cause.__traceback__)
+        return UsageError(
+            f"The step of run.capture waits for the device{at}.",
+            hint="Move it out of the function that you pass to run.capture, or leave it on the "
+            "device: run.log(loss=loss) takes tensors, and torch.where replaces an `if`.",
+        )
     return UsageError(
-        f"The step of run.capture cannot be captured{f' at {where}' if where else ''}: {cause}",
+        f"The step of run.capture cannot be captured{at}: {cause}",
         hint="Call the function itself instead of run.capture(function).",
     )
+
+
+def _script_line(trace: TracebackType | None) -> str | None:
+    """Return the innermost line of a traceback that is not torch's or ours."""
+    for frame in reversed(traceback.extract_tb(trace)):
+        if not frame.filename.startswith((*_LIBRARIES, "<")):
+            text = linecache.getline(frame.filename, frame.lineno or 0).strip()
+            return f"{frame.filename}:{frame.lineno}: {text}"
+    return None
