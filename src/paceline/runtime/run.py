@@ -36,9 +36,9 @@ from paceline.runtime.step_boundary.stop_consensus import Pruned
 from paceline.runtime.trackers.config import plain_config
 from paceline.runtime.trackers.selection import Trackers
 from paceline.runtime.trackers.wandb_noop import NoopRun
-from paceline.runtime.training.batch_check import check_batch
 from paceline.runtime.training.capture.captured_step import CapturedStep
 from paceline.runtime.training.capture.step_graph import Records
+from paceline.runtime.training.fsdp import check_batch
 from paceline.runtime.training.gradients import Gradients
 from paceline.runtime.training.wrap import Model, Wrapper
 

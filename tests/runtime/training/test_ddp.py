@@ -12,8 +12,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from paceline.errors import UsageError
-from paceline.runtime.training.ddp import REBUILD_AFTER
-from paceline.runtime.training.gradient_average import agree_on_used
+from paceline.runtime.training.ddp import REBUILD_AFTER, agree_on_used
 from tests.forked_ranks import Ranks
 from tests.runtime.models import assert_close, data, net, weights
 from tests.runtime.training.test_wrap import quiet

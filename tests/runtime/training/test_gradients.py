@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.errors import NonFinite, UsageError
-from paceline.runtime.training import loss_weights
 from tests.forked_ranks import Ranks
 from tests.runtime.models import assert_close, data, net, weights
 from tests.runtime.training.test_wrap import quiet
@@ -521,19 +519,6 @@ def test_a_rank_without_a_loss_adds_nothing_to_the_weights(ranks: Ranks) -> None
     for found in ranks(all_without_a_loss, 2):
         for each in found:
             assert_close(each, weights(model))
-
-
-def test_a_rank_that_waits_for_weights_says_so(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    work = SimpleNamespace(is_completed=lambda: False, wait=lambda: None)
-    fake = SimpleNamespace(all_reduce=lambda tensor, async_op: work, get_rank=lambda: 3)
-    monkeypatch.setattr(loss_weights, "dist", fake)
-    monkeypatch.setattr(loss_weights, "PATIENCE", 0.0)
-    found = loss_weights.LossWeights(torch.device("cpu"), world_size=2)
-    found.add(2, samples=None)
-    assert found.factor == 1.0
-    assert "rank 3 is waiting for other ranks to add up the weights" in capfd.readouterr().err
 
 
 def joined_later(by_hand: bool) -> list[float]:

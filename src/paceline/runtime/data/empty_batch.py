@@ -34,16 +34,19 @@ class PaddingItem(NamedTuple):
 class BatchCollate:
     """A collate function that also makes empty batches, in the process that fetches the items."""
 
-    collate_fn: Callable[[list[Any]], Any]
+    collate_fn: Callable[[Any], Any]
+    takes_one: bool = False  # items are whole batches: it converts one, and collates nothing
 
     def __call__(self, items: list[Any]) -> Any:
-        if len(items) == 1 and type(items[0]) is PaddingItem:
+        if type(items[0]) is PaddingItem:
             return self.empty(items[0].item)
-        return self.collate_fn(items)
+        return self.collate_fn(items[0] if self.takes_one else items)
 
     def empty(self, item: Any) -> Any:
         # a copy: collate functions may take items apart
-        one = self.collate_fn([copy.deepcopy(item)])
+        one = self([copy.deepcopy(item)])
+        if self.takes_one:
+            return _empty_by_shape(one)
         try:
             two = self.collate_fn([copy.deepcopy(item), copy.deepcopy(item)])
         except Exception:  # it takes a single item only
@@ -52,23 +55,6 @@ class BatchCollate:
         if not depends:
             raise _refuse(type(one).__name__)
         return empty
-
-
-@dataclasses.dataclass(frozen=True)
-class ItemCollate:
-    """For datasets whose items are whole batches (`batch_size=None`): converts an item, and
-    collates nothing.
-    """
-
-    convert: Callable[[Any], Any]
-
-    def __call__(self, items: list[Any]) -> Any:
-        if type(items[0]) is PaddingItem:
-            return self.empty(items[0].item)
-        return self.convert(items[0])
-
-    def empty(self, item: Any) -> Any:
-        return _empty_by_shape(self.convert(item))
 
 
 def _refuse(what: str) -> UsageError:

@@ -27,7 +27,7 @@ from torch.utils.data import (
 )
 
 from paceline.errors import UsageError
-from paceline.runtime.data.empty_batch import BatchCollate, ItemCollate
+from paceline.runtime.data.empty_batch import BatchCollate
 from paceline.runtime.data.item_source import ItemSource, Source
 from paceline.runtime.data.loader import MapLoader
 from paceline.runtime.data.sample_assignment import Slice, evaluation_rounds, evaluation_slices
@@ -55,9 +55,9 @@ class EvaluationData:
     sharded: bool = False
 
     @property
-    def collate(self) -> BatchCollate | ItemCollate:
+    def collate(self) -> BatchCollate:
         if self.batch_size is None and not (self.order and self.order.in_batches):
-            return ItemCollate(self.options.collate_fn or default_convert)
+            return BatchCollate(self.options.collate_fn or default_convert, takes_one=True)
         return BatchCollate(self.options.collate_fn or default_collate)
 
     @property

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch.utils.data import Dataset, Subset
 
-from paceline.runtime.data.empty_batch import BatchCollate, ItemCollate, PaddingItem, PaddingKey
+from paceline.runtime.data.empty_batch import BatchCollate, PaddingItem, PaddingKey
 from paceline.runtime.data.sample_assignment import Slice
 from paceline.runtime.data.sample_order import EpochOrder
 from paceline.runtime.data.transfer import transfer_batches
@@ -144,7 +144,7 @@ class ItemSource:
         the epoch.
         """
         # empty slices become empty batches
-        pads = isinstance(self.options.collate_fn, (BatchCollate, ItemCollate))
+        pads = isinstance(self.options.collate_fn, BatchCollate)
         for part in slices:
             rows = order.keys[part.start : part.stop]
             rows = rows.tolist() if isinstance(rows, torch.Tensor) else rows

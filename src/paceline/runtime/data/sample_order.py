@@ -104,16 +104,9 @@ def check_same_order(order: EpochOrder, identity: Identity, group: Any) -> None:
     """
     if order.digest is None or identity.world_size == 1 or not dist.is_initialized():
         return
-    digest = int(order.digest, 16) >> 1
-    on_device = dist.get_backend(group) in ("nccl", "xccl")
-    device = (
-        torch.device(torch.accelerator.current_accelerator() or "cpu")
-        if on_device
-        else torch.device("cpu")
-    )
-    numbers = torch.tensor([digest, -digest], device=device)
-    dist.all_reduce(numbers, dist.ReduceOp.MAX, group=group)
-    if numbers[0].item() != -numbers[1].item():
+    digests: list[Any] = [None] * identity.world_size
+    dist.all_gather_object(digests, order.digest, group=group)
+    if len(set(digests)) > 1:
         raise UsageError(
             "The sampler yields a different order on each rank, so samples would be lost.",
             hint="Let it draw from torch's, NumPy's or Python's global generator, or from a "

@@ -11,7 +11,7 @@ import os
 import sys
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -24,6 +24,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    dataloader,
 )
 
 from paceline.contract.rank_records import (
@@ -136,10 +137,8 @@ class _WatchedLoader:
     def __init__(self, loader: DataLoader[Any], records: LoaderRecords) -> None:
         self.records, self.kind, self.dataset = records, _kind(loader), loader.dataset
         self.loader: weakref.ref[Any] = weakref.ref(loader)
-        # keys of batches that were drawn, and not handed out yet
-        self.drawn: deque[list[Any]] = deque()
         self.passes = 0
-        self.last: _WatchedIterator | None = None
+        self.last: _Pass | None = None
         self.is_trained = False
 
     def mark(self) -> None:
@@ -147,6 +146,39 @@ class _WatchedLoader:
         if not self.is_trained:
             self.is_trained = True
             self.records.add(Trained())
+
+
+class _Pass:
+    """One pass over a watched loader."""
+
+    def __init__(self, watched: _WatchedLoader, loader: DataLoader[Any]) -> None:
+        self.watched, self.epoch = watched, watched.passes - 1
+        self.steps = 0
+        self.has_ended = False
+        self._reads_stream, self._is_batched = _is_stream(loader), loader.batch_size is not None
+        self._workers = loader.num_workers
+
+    @property
+    def was_a_look(self) -> bool:
+        return self.steps <= 1 and not self.has_ended
+
+    def end(self) -> None:
+        if not self.has_ended:
+            self.has_ended = True
+            self.watched.records.add(EpochEnd(self.epoch))
+
+    def add(self, batch: Any, asked: Any) -> None:
+        """Record a batch. `asked` is what the loader has asked the dataset for."""
+        if self._reads_stream:
+            items = split_batch(batch, is_batched=self._is_batched)
+            keys = [digest(item) for item in items]
+            record = Batch(self.epoch, self.steps, 0, None, list(keys), keys)
+        else:
+            worker = self.steps % self._workers if self._workers else None
+            drawn = [to_key(key) for key in (asked if isinstance(asked, list) else [asked])]
+            record = Batch(self.epoch, self.steps, 0, worker, drawn)
+        self.watched.records.add(record)
+        self.steps += 1
 
 
 class PlainLoaders:
@@ -159,46 +191,45 @@ class PlainLoaders:
         self._is_finished = False
 
     def install(self) -> None:
-        watch = self
-        loaders: Any = DataLoader
-        index_sampler: Any = loaders._index_sampler
-        begin: Any = loaders.__iter__
-
-        def watched_sampler(loader: DataLoader[Any]) -> Any:
-            sampler = index_sampler.fget(loader)
-            in_batches = loader.batch_sampler is not None
-            watched = watch._find(loader)
-            return (
-                sampler
-                if watched is None
-                else _WatchedSampler(sampler, watched, in_batches=in_batches)
-            )
-
-        def watched_iter(loader: DataLoader[Any]) -> Iterator[Any]:
-            watched = None if _is_ours(loader) else watch._watch(loader)
-            if watched is None or not watch._begin_pass(watched):
-                return begin(loader)  # type: ignore[no-any-return]
-            watched.last = _WatchedIterator(begin(loader), watch, watched, loader)
-            return watched.last
-
-        loaders._index_sampler = property(watched_sampler)
-        loaders.__iter__ = watched_iter
-        engine: Any = torch.autograd
+        _wrap(DataLoader, "__iter__", self._begin)
+        _wrap(dataloader._BaseDataLoaderIter, "_next_index", _note_asked)
+        _wrap(dataloader._BaseDataLoaderIter, "__next__", self._next)
         for name in ("backward", "grad"):
-            setattr(engine, name, self._noting(getattr(engine, name)))
+            _wrap(torch.autograd, name, self._backward)
 
-    def _noting(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if self._latest is not None:
-                self._latest.mark()
-            return original(*args, **kwargs)
+    def _begin(self, original: Any, loader: DataLoader[Any]) -> Any:
+        watched = None if _is_ours(loader) else self._watch(loader)
+        is_recorded = watched is not None and self._begin_pass(watched)
+        if loader.persistent_workers and loader._iterator is not None:
+            loader._iterator._paceline_asked.clear()  # type: ignore[attr-defined]
+        batches = original(loader)
+        batches._paceline_pass = None
+        if watched is not None and is_recorded:
+            batches._paceline_pass = watched.last = _Pass(watched, loader)
+        return batches
 
-        return wrapped
-
-    def note_batch(self, watched: _WatchedLoader) -> None:
+    def _next(self, original: Any, batches: Any) -> Any:
+        current: _Pass | None = batches._paceline_pass
+        if current is None:
+            return original(batches)
+        limit, watched = self.recorder.limit, current.watched
+        if limit is not None and current.steps >= limit and self.is_limited(watched):
+            current.has_ended = True
+            raise StopIteration
+        try:
+            batch = original(batches)
+        except StopIteration:
+            current.end()
+            raise
+        current.add(batch, batches._paceline_asked.popleft())
         if torch.is_grad_enabled():  # else it is for an evaluation
             self._latest = watched
+        return batch
+
+    def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._latest is not None:
+            self._latest.mark()
+        return original(*args, **kwargs)
 
     def finish(self) -> None:
         """Record items of the datasets, so that those of all ranks can be compared. The script has
@@ -220,22 +251,17 @@ class PlainLoaders:
     def _has_trained(self) -> bool:
         return any(each.is_trained for each in self._watched)
 
-    def _find(self, loader: DataLoader[Any]) -> _WatchedLoader | None:
-        return next((each for each in self._watched if each.loader() is loader), None)
-
     def _watch(self, loader: DataLoader[Any]) -> _WatchedLoader:
-        found = self._find(loader)
-        if found is None:
-            kind = _kind(loader)
-            found = next(
-                (each for each in self._watched if each.loader() is None and each.kind == kind),
-                None,
-            )
-            if found is None:
-                found = _WatchedLoader(loader, self.recorder.begin(_facts(loader)))
-                self._watched.append(found)
-            found.loader = weakref.ref(loader)  # made anew for each epoch
-        return found
+        kind = _kind(loader)
+        for each in self._watched:
+            if each.loader() is loader:
+                return each
+        for each in self._watched:
+            if each.loader() is None and each.kind == kind:  # made anew for each epoch
+                each.loader = weakref.ref(loader)
+                return each
+        self._watched.append(_WatchedLoader(loader, self.recorder.begin(_facts(loader))))
+        return self._watched[-1]
 
     def _begin_pass(self, watched: _WatchedLoader) -> bool:
         """Return whether the pass that begins is to be recorded. A look at the first batch was
@@ -250,86 +276,27 @@ class PlainLoaders:
             watched.last = None
             return False
         watched.passes += 1
-        watched.drawn.clear()
         watched.records.add(EpochStart(watched.passes - 1))
         return True
 
 
-class _WatchedSampler:
-    """A loader's sampler. Workers make it draw ahead of what the script gets."""
+def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    original = getattr(owner, name)
 
-    def __init__(self, sampler: Any, watched: _WatchedLoader, *, in_batches: bool) -> None:
-        self._sampler, self._watched, self._in_batches = sampler, watched, in_batches
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
 
-    def __iter__(self) -> Iterator[Any]:
-        for drawn in self._sampler:
-            self._watched.drawn.append(
-                list(drawn) if self._in_batches or isinstance(drawn, list) else [drawn]
-            )
-            yield drawn
-
-    def __len__(self) -> int:
-        return len(self._sampler)
+    setattr(owner, name, wrapped)
 
 
-class _WatchedIterator:
-    """Records each batch as the script gets it."""
-
-    def __init__(
-        self,
-        batches: Iterator[Any],
-        watch: PlainLoaders,
-        watched: _WatchedLoader,
-        loader: DataLoader[Any],
-    ) -> None:
-        self._batches, self._watch, self._watched, self._epoch = (
-            batches,
-            watch,
-            watched,
-            watched.passes - 1,
-        )
-        self._reads_stream, self._is_batched = _is_stream(loader), loader.batch_size is not None
-        self._workers = loader.num_workers
-        self._steps, self._has_ended = 0, False
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._batches, name)
-
-    @property
-    def was_a_look(self) -> bool:
-        return self._steps <= 1 and not self._has_ended
-
-    def __next__(self) -> Any:
-        limit, records = self._watch.recorder.limit, self._watched.records
-        if limit is not None and self._steps >= limit and self._watch.is_limited(self._watched):
-            self._has_ended = True
-            raise StopIteration
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            if not self._has_ended:
-                self._has_ended = True
-                records.add(EpochEnd(self._epoch))
-            raise
-        if self._reads_stream:
-            worker, keys = (
-                None,
-                [digest(item) for item in split_batch(batch, is_batched=self._is_batched)],
-            )
-            records.add(Batch(self._epoch, self._steps, 0, worker, list(keys), keys))
-        else:
-            worker = self._steps % self._workers if self._workers else None
-            drawn = [to_key(key) for key in self._watched.drawn.popleft()]
-            records.add(Batch(self._epoch, self._steps, 0, worker, drawn))
-        self._watch.note_batch(self._watched)
-        self._steps += 1
-        return batch
+def _note_asked(original: Any, batches: Any) -> Any:
+    """Remember what a DataLoader asks its dataset for; with workers, it asks some batches ahead."""
+    asked = original(batches)
+    if not hasattr(batches, "_paceline_asked"):
+        batches._paceline_asked = deque()
+    batches._paceline_asked.append(asked)
+    return asked
 
 
 def _is_stream(loader: DataLoader[Any]) -> bool:

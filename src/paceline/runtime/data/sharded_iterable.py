@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from torch.utils.data import IterableDataset, default_convert, get_worker_info
 from torch.utils.data._utils import worker
 
-from paceline.runtime.data.empty_batch import BatchCollate, ItemCollate
+from paceline.runtime.data.empty_batch import BatchCollate
 from paceline.runtime.data.webdataset import SeededPipeline
 from paceline.runtime.distributed.identity import Identity, read_identity
 from paceline.runtime.randomness import derive_seed, seed_host
@@ -169,11 +169,11 @@ class RankBatches(IterableDataset[Any]):
     @property
     def makes_empty(self) -> bool:
         """Whether ranks without a batch get an empty one, as in an evaluation."""
-        return isinstance(self.collate_fn, (BatchCollate, ItemCollate))
+        return isinstance(self.collate_fn, BatchCollate)
 
     def filler(self, item: Any) -> Any:
         """Return a batch for a rank that has none left, made of any item."""
-        if isinstance(self.collate_fn, (BatchCollate, ItemCollate)):
+        if isinstance(self.collate_fn, BatchCollate):
             return self.collate_fn.empty(item)
         return self.collate([item])
 

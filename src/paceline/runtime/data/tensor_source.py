@@ -160,7 +160,7 @@ class BatchTransform:
 
     def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
         self._function, self._device = function, device
-        self._wants_random = _takes_random(function)
+        self._wants_random = "random" in inspect.signature(function).parameters
         self._calls = 0
 
     def __call__(self, batch: Any, rows: torch.Tensor, key: int) -> Any:
@@ -172,10 +172,6 @@ class BatchTransform:
             return self._function(*fields, **random)
         before = self._random_state()
         result = self._function(*fields, **random)
-        if result is None:
-            raise UsageError(
-                "The transform of run.loader returns nothing.", hint="Let it return the new batch."
-            )
         if self._random_state() != before:
             raise UsageError(
                 "The transform of run.loader uses random numbers of Python, NumPy or torch: they "
@@ -223,10 +219,3 @@ def _mix(state: torch.Tensor) -> torch.Tensor:
     state = (state ^ ((state >> 30) & ((1 << 34) - 1))) * _MIX_1
     state = (state ^ ((state >> 27) & ((1 << 37) - 1))) * _MIX_2
     return state ^ ((state >> 31) & ((1 << 33) - 1))
-
-
-def _takes_random(function: Callable[..., Any]) -> bool:
-    try:
-        return "random" in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a function of C
-        return False

@@ -33,7 +33,6 @@ from paceline.runtime.distributed.identity import read_identity
 from paceline.runtime.proof.calls import read_state
 from paceline.runtime.proof.recorder import Recorder
 from paceline.runtime.training import fsdp
-from paceline.runtime.training.gradients import Gradients
 
 DROPOUTS = (
     "dropout",
@@ -79,7 +78,6 @@ def install(recorder: Recorder) -> None:
     _wrap(torch.Tensor, "backward", functools.partial(_backward, recorder))
     _wrap(nn.utils, "clip_grad_norm_", functools.partial(_clip_norm, recorder))
     _wrap(fsdp, "clip_gradients", functools.partial(_clip_norm, recorder))
-    _wrap(Gradients, "_normalize_and_clip", functools.partial(_clip_weighted, recorder))
     for name in DROPOUTS:
         _wrap(F, name, functools.partial(_dropout, recorder))
     _wrap(F, "scaled_dot_product_attention", functools.partial(_attention, recorder))
@@ -130,14 +128,6 @@ def _backward(
 def _clip_norm(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) -> Any:
     norm = original(*args, **kwargs)
     recorder.note_clip(norm, _bind(original, args, kwargs)["max_norm"])
-    return norm
-
-
-def _clip_weighted(
-    recorder: Recorder, original: Any, gradients: Any, info: Any, clip: float
-) -> Any:
-    norm = original(gradients, info, clip)
-    recorder.note_clip(norm, clip)
     return norm
 
 

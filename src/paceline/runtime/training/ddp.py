@@ -13,7 +13,8 @@ from __future__ import annotations
 import copy
 import functools
 import types
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +25,9 @@ from torch.fx import _symbolic_trace
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import UsageError
-from paceline.runtime.training import gradient_average
+
+BUCKET_BYTES = 25 * 2**20
+_NONE, _DENSE, _SPARSE = 0, 1, 2
 
 # Updates with the same changed set of trainable parameters before DDP is built anew. Until then,
 # gradients are averaged after the backward instead of during it. Networks that take turns must not
@@ -330,7 +333,7 @@ class DDPModel:
                 hint="Compute the loss in the model's forward, and run one backward per update.",
             )
         trainable = self._trainable()
-        used = gradient_average.agree_on_used(
+        used = agree_on_used(
             self._parameters,
             name=name,
             reductions=self.reductions,
@@ -343,7 +346,7 @@ class DDPModel:
         group = (
             self.ddp.process_group if self.ddp is not None else self._options.get("process_group")
         )
-        gradient_average.average(chosen, group)
+        _average(chosen, group)
         self._unreduced = self._unknown_unreduced = False
         self._reduced = self._gradient_versions()
         self.reductions += 1
@@ -364,11 +367,7 @@ class DDPModel:
         named = [
             each for each, p in self.model.named_parameters() if p.requires_grad and p.grad is None
         ]
-        shown = (
-            ", ".join(named[:3]) + (", ..." if len(named) > 3 else "")
-            if named
-            else "all parameters"
-        )
+        shown = ", ".join(named[:3]) + (", ..." if len(named) > 3 else "")
         return UsageError(
             f"The loss of this step does not depend on {shown} of {name}, so DDP has not averaged "
             "all gradients.",
@@ -399,3 +398,80 @@ class DDPModel:
             object.__setattr__(self.model, "forward", self._original)
         else:
             del self.model.forward
+
+
+def agree_on_used(
+    parameters: Sequence[nn.Parameter], *, name: str, reductions: int, trainable: bytes, group: Any
+) -> list[bool]:
+    """Return which parameters have a gradient on any rank.
+
+    Ranks also compare how often they have averaged the model's gradients, and which parameters they
+    train: with another answer, they would add up gradients of different losses or parameters.
+
+    Raises:
+        UsageError: The ranks differ, or a gradient is sparse.
+    """
+    pattern = zlib.crc32(trainable)
+    kinds = [
+        _NONE if (grad := p.grad) is None else _DENSE if grad.layout is torch.strided else _SPARSE
+        for p in parameters
+    ]
+    answers = torch.tensor([*kinds, reductions, -reductions, pattern, -pattern])
+    dist.all_reduce(answers, op=dist.ReduceOp.MAX, group=group)
+    *used, most, minus_least, pattern, minus_pattern = answers.tolist()
+    if most != -minus_least:
+        raise UsageError(
+            f"Gradients of {name} have been averaged {-minus_least} times on one rank, but {most} "
+            "times on another.",
+            hint="Run the same backward passes on all ranks. A rank that has no loss can use 0.0 "
+            "* model(x).sum().",
+        )
+    if pattern != -minus_pattern:
+        raise UsageError(
+            f"Ranks differ in which parameters of {name} require gradients.",
+            hint="Freeze and unfreeze the same parameters on all ranks, in the same step.",
+        )
+    if _SPARSE in used:
+        raise UsageError(
+            f"{name} has sparse gradients that DDP has not averaged.",
+            hint="Compute the loss by calling the model, once per backward, or use dense "
+            "gradients (sparse=False).",
+        )
+    return [kind != _NONE for kind in used]
+
+
+@torch.no_grad()
+def _average(parameters: Sequence[nn.Parameter], group: Any) -> None:
+    """Average these parameters' gradients over the ranks. A missing gradient counts as zero."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    size = dist.get_world_size(group)
+    pending = []
+    for bucket in _buckets(
+        [parameter.grad for parameter in parameters if parameter.grad is not None]
+    ):
+        flat = torch.cat([grad.reshape(-1) for grad in bucket]).div_(size)
+        pending.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
+    for bucket, flat, work in pending:
+        work.wait()
+        parts = torch.split(flat, [grad.numel() for grad in bucket])
+        torch._foreach_copy_(
+            bucket, [part.view(grad.shape) for part, grad in zip(parts, bucket, strict=True)]
+        )
+
+
+def _buckets(grads: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Yield gradients of one type and device, in groups of at most BUCKET_BYTES."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for grad in grads:
+        kinds.setdefault((grad.dtype, grad.device), []).append(grad)
+    for members in kinds.values():
+        bucket, size = list[torch.Tensor](), 0
+        for grad in members:
+            if bucket and size + grad.nbytes > BUCKET_BYTES:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append(grad)
+            size += grad.nbytes
+        yield bucket

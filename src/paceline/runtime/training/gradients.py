@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,37 +30,18 @@ _NO_AUTOCAST = contextlib.nullcontext()
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+@dataclass(eq=False)
 class _OptimizerInfo:
     """What is known about an optimizer."""
 
-    __slots__ = (
-        "covers_all",
-        "num_groups",
-        "num_models",
-        "parameters",
-        "replicas",
-        "seen",
-        "sharded",
-        "updated",
-    )
-
-    def __init__(
-        self,
-        parameters: list[nn.Parameter],
-        replicas: list[DDPModel],
-        *,
-        num_groups: int,
-        num_models: int,
-        covers_all: bool,
-    ) -> None:
-        self.num_groups = num_groups  # `add_param_group` may add more later
-        self.num_models = num_models  # and so may `run.wrap`
-        self.parameters = parameters
-        self.replicas = replicas  # the models with DDP that it trains
-        self.seen = [0] * len(replicas)  # their reductions that went into its last step
-        self.sharded = any(is_sharded(parameter) for parameter in parameters)
-        self.covers_all = covers_all  # it holds all parameters: its zero_grad clears everything
-        self.updated = False  # by `update`, on all ranks
+    parameters: list[nn.Parameter]
+    replicas: list[DDPModel]  # the models with DDP that it trains
+    seen: list[int]  # their reductions that went into its last step
+    sharded: bool
+    covers_all: bool  # it holds all parameters: its zero_grad clears everything
+    num_groups: int  # `add_param_group` may add more later
+    num_models: int  # and so may `run.wrap`
+    updated: bool = False  # by `update`, on all ranks
 
 
 class Gradients:
@@ -412,27 +394,12 @@ class Gradients:
             return fsdp.clip_gradients(info.parameters, clip, self.wrapper.mesh)
         return nn.utils.clip_grad_norm_(info.parameters, clip)
 
-    def _normalize_and_clip(self, info: _OptimizerInfo, clip: float) -> Any:
-        """Do both in one pass over the gradients, which take as long to read as to compute in a
-        large model.
-        """
-        factor = self._weights.factor
-        grads = [parameter.grad for parameter in info.parameters if parameter.grad is not None]
-        if factor is None or len({(grad.device, grad.dtype) for grad in grads}) != 1:
-            self._normalize(info)
-            return self._clip(info, clip)
-        norm = nn.utils.get_total_norm(grads) * factor.to(grads[0].device)
-        shares = (clip / (norm + 1e-6)).clamp(max=1.0) * factor
-        torch._foreach_mul_(grads, shares.to(grads[0].dtype))
-        return norm
-
     def _step(
         self, optimizer: torch.optim.Optimizer, info: _OptimizerInfo, clip: float | None
     ) -> bool:
         weights = self._weights
         if weights.used and not weights:
             self._weigh_nothing(info)
-        is_weighted = weights.used and bool(weights)
         if info.replicas:
             self._reduce(info)
         scaler = self.scaler
@@ -441,12 +408,9 @@ class Gradients:
             if optimizer in self._stepped:
                 self._update_scale(waiting=True)
             scaler.unscale_(optimizer)
-        if is_weighted and clip is not None and not info.sharded:
-            norm = self._normalize_and_clip(info, clip)
-        else:
-            if is_weighted:
-                self._normalize(info)
-            norm = None if clip is None else self._clip(info, clip)
+        if weights:
+            self._normalize(info)
+        norm = None if clip is None else self._clip(info, clip)
         if scaler is not None:
             self._did_step = False
             scaler.step(optimizer)
@@ -516,12 +480,10 @@ class Gradients:
 
     def _unscaled_error(self) -> UsageError:
         reason = "ranks have different numbers of samples in this step"
-        if self.scaler is not None or not self._single:
-            reason = (
-                "steps with accumulate scale losses"
-                if self.scaler is None
-                else "precision='fp16' scales losses"
-            )
+        if self.scaler is not None:
+            reason = "precision='fp16' scales losses"
+        elif not self._single:
+            reason = "steps with accumulate scale losses"
         return UsageError(
             f"The gradients come from loss.backward(), but {reason}.",
             hint="Use run.backward(loss), which scales the loss.",
@@ -557,11 +519,6 @@ class Gradients:
                 hint="Use precision='bf16', which needs no scaler.",
             )
         own = {id(parameter) for parameter in parameters}
-        others = any(
-            id(p) not in own
-            for p in self.wrapper.parameters()
-            if p.is_floating_point() or p.is_complex()
-        )
         replicas = [
             each
             for each in self.wrapper.models
@@ -570,9 +527,15 @@ class Gradients:
         info = _OptimizerInfo(
             parameters,
             replicas,
+            seen=[0] * len(replicas),
+            sharded=any(is_sharded(parameter) for parameter in parameters),
+            covers_all=all(
+                id(p) in own
+                for p in self.wrapper.parameters()
+                if p.is_floating_point() or p.is_complex()
+            ),
             num_groups=len(optimizer.param_groups),
             num_models=len(self.wrapper.models),
-            covers_all=not others,
         )
         known, old = self._optimizers.get(id(optimizer), (None, None))
         if old is not None and known is optimizer:

@@ -8,16 +8,12 @@ before the optimizer steps.
 from __future__ import annotations
 
 import numbers
-import time
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from paceline.errors import UsageError
-from paceline.runtime.console import note
-
-PATIENCE = 60.0  # seconds
 
 
 class LossWeights:
@@ -32,7 +28,6 @@ class LossWeights:
         self._factors: dict[int, torch.Tensor] = {}
         self._means: set[int] = set()  # the turns that have losses without a weight
         self.scale = 1.0
-        self._has_summed = False
         self.used = False  # a loss of this rank has had a weight
 
     def __bool__(self) -> bool:
@@ -124,29 +119,9 @@ class LossWeights:
             else:  # without a copy from the host, which would wait for the device
                 total = torch.full((), own, dtype=precise, device=self._device)
             if self._world_size > 1:
-                self._sum(total)
+                dist.all_reduce(total)
             nothing = total == 0  # every sample is masked: all gradients are zero
             self._factors[self.turn] = (
                 self._world_size / self.scale / torch.where(nothing, 1, total)
             )
         return self._factors[self.turn]
-
-    def _sum(self, total: torch.Tensor) -> None:
-        """Add up a number over the ranks. If that takes long, say what this rank is waiting for.
-
-        A GPU is watched the first time only: afterwards, nothing waits for it.
-        """
-        work = dist.all_reduce(total, async_op=True)
-        if self._device.type == "cpu" or not self._has_summed:
-            deadline = time.monotonic() + PATIENCE
-            while not work.is_completed() and time.monotonic() < deadline:
-                time.sleep(0.0001)
-            if not work.is_completed():
-                note(
-                    f"rank {dist.get_rank()} is waiting for other ranks to add up the weights of "
-                    "their losses. All "
-                    "ranks need run.backward(loss, weight=...) for an update; weight=0 for one "
-                    "that has no samples."
-                )
-        self._has_summed = True
-        work.wait()

@@ -122,18 +122,16 @@ class Wrapper:
             wrapped = self._shard(model, layers, parallelize, options)
             if initialize_sharded:
                 self._initialize(model, layers, init)
-            if compile_options:
-                model.compile(**_compile_kwargs(compile_options))
         elif (
             mode == "none"
             or self.world_size == 1
             or not (before or any(True for _ in model.buffers()))
         ):
             wrapped = LocalModel(model)
-            if compile_options:
-                model.compile(**_compile_kwargs(compile_options))
         else:
             wrapped = self._replicate(model, compile_options, hook, options)
+        if compile_options and not isinstance(wrapped, DDPModel):
+            model.compile(**(compile_options if isinstance(compile_options, dict) else {}))
         now = {id(parameter): weakref.ref(parameter) for parameter in model.parameters()}
         self._owned.update(now)
         self._replaced.update({id(old): weakref.ref(old) for old in before if id(old) not in now})
@@ -246,20 +244,15 @@ class Wrapper:
 
     def join(self, models: tuple[nn.Module, ...]) -> contextlib.AbstractContextManager[Any]:
         """Return torch's Join context over these DDP models, or over all of them."""
-        chosen = [
-            each
-            for each in self.models
-            if not models or any(each.model is model for model in models)
-        ]
         joinable: list[Any] = [
-            each.ddp for each in chosen if isinstance(each, DDPModel) and each.ddp is not None
+            each.ddp
+            for each in self.models
+            if isinstance(each, DDPModel)
+            and each.ddp is not None
+            and (not models or any(each.model is model for model in models))
         ]
         if not joinable:
             return contextlib.nullcontext()
         from torch.distributed.algorithms.join import Join
 
         return Join(joinable)
-
-
-def _compile_kwargs(compile_options: bool | dict[str, Any]) -> dict[str, Any]:
-    return dict(compile_options) if isinstance(compile_options, dict) else {}

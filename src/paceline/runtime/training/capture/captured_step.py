@@ -13,7 +13,7 @@ from paceline.contract import env
 from paceline.errors import UsageError
 from paceline.runtime.console import note
 from paceline.runtime.training.capture.optimizers import GraphOptimizers
-from paceline.runtime.training.capture.step_graph import Batch, Records, StepGraph
+from paceline.runtime.training.capture.step_graph import Batch, Records, StepGraph, no_waits
 from paceline.runtime.training.ddp import DDPModel
 from paceline.runtime.training.fsdp import FSDPModel
 from paceline.runtime.training.gradients import Gradients
@@ -48,7 +48,6 @@ class CapturedStep:
         self._log = log
         self._rank = rank
         self._device = gradients.device
-        self._eager = False
         self.gave_up = ""  # why it always runs eagerly
         self._optimizers = GraphOptimizers(self._device)
         self._settings: list[Any] = []  # of the optimizers, when the graphs were captured
@@ -58,9 +57,9 @@ class CapturedStep:
         self._stream: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._eager:
-            return self._function(*args, **kwargs)
-        if self._stream is None and not self._begin():
+        if self._stream is None and not self.gave_up:
+            self._begin()
+        if self.gave_up:
             return self._function(*args, **kwargs)
         batch = Batch.of(args, kwargs)
         key = self._key(batch)
@@ -87,26 +86,25 @@ class CapturedStep:
 
     def close(self) -> None:
         """Free the graphs, before the process group that they use."""
-        self._eager = True
+        self.gave_up = "the session has ended"
         self._graphs.clear()
         self._optimizers.close()
 
     # -- whether to capture
     # ----------------------------------------------------------------------------
 
-    def _begin(self) -> bool:
-        """Prepare for the first step. Returns False if all steps run eagerly."""
+    def _begin(self) -> None:
+        """Prepare for the first step, or give up if all steps run eagerly."""
         reason = self._obstacle()
         if reason is not None:
             self._give_up(reason)
-            return False
+            return
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         with torch.cuda.stream(self._stream):
             for model in self._wrapper.models:
                 if isinstance(model, DDPModel):
                     model.rebuild()  # what it records belongs to the stream of the capture
-        return True
 
     def _obstacle(self) -> str | None:
         gradients = self._gradients
@@ -127,7 +125,6 @@ class CapturedStep:
         return None
 
     def _give_up(self, reason: str) -> None:
-        self._eager = True
         self._graphs.clear()
         self.gave_up = reason
         if self._rank == 0:
@@ -167,7 +164,7 @@ class CapturedStep:
     # -------------------------------------------------------------------------------------------
 
     def _run_eagerly(self, args: Any, kwargs: Any) -> Any:
-        if self._eager:
+        if self.gave_up:
             return self._function(*args, **kwargs)
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
@@ -177,14 +174,18 @@ class CapturedStep:
         return result
 
     def _warm_up(self, key: Key, args: Any, kwargs: Any) -> Any:
-        self._warm[key] = self._warm.get(key, 0) + 1
+        self._warm[key] = count = self._warm.get(key, 0) + 1
         if len(self._warm) > 4 * MAX_GRAPHS:
             self._give_up(
                 f"there are {len(self._warm)} different shapes or values of its arguments, or "
                 "modes of modules"
             )
             return self._function(*args, **kwargs)
-        return self._run_eagerly(args, kwargs)
+        if count < self._warm_up_steps:
+            # the first steps may compile, and DDP regroups: both wait
+            return self._run_eagerly(args, kwargs)
+        with no_waits():
+            return self._run_eagerly(args, kwargs)
 
     def _capture(self, key: Key, batch: Batch) -> StepGraph | None:
         """Capture the step, unless that is not possible. Nothing is computed yet."""

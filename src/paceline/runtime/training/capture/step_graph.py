@@ -9,6 +9,7 @@ import linecache
 import random
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,6 +181,33 @@ def _static(leaf: Any, device: torch.device) -> Any:
 
 
 @contextlib.contextmanager
+def no_waits() -> Iterator[None]:
+    """Raise UsageError, with the script's line, where the body waits for the device. A capture
+    that fails leaves torch's generators unusable, so this looks before.
+    """
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "a prototype feature"
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    except RuntimeError as error:
+        if "synchronizing CUDA operation" not in str(error):
+            raise
+        raise _wait_error(error.__traceback__) from error
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def _wait_error(trace: TracebackType | None) -> UsageError:
+    return UsageError(
+        f"The step of run.capture waits for the device{_script_line(trace)}.",
+        hint="Move it out of the function that you pass to run.capture, or leave it on the "
+        "device: run.log(loss=loss) takes tensors, and torch.where replaces an `if`.",
+    )
+
+
+@contextlib.contextmanager
 def _no_host_randomness() -> Iterator[None]:
     """Raise UsageError if the body draws random numbers on the host: they would be the same in
     every step.
@@ -216,24 +244,18 @@ def _capture_error(error: RuntimeError) -> Exception:
         cause = cause.__context__
     if isinstance(cause, UsageError):
         return cause
-    where = _script_line(cause.__traceback__)
-    at = f" at {where}" if where else ""
     if "captur" in str(cause):
-        return UsageError(
-            f"The step of run.capture waits for the device{at}.",
-            hint="Move it out of the function that you pass to run.capture, or leave it on the "
-            "device: run.log(loss=loss) takes tensors, and torch.where replaces an `if`.",
-        )
+        return _wait_error(cause.__traceback__)
     return UsageError(
-        f"The step of run.capture cannot be captured{at}: {cause}",
+        f"The step of run.capture cannot be captured{_script_line(cause.__traceback__)}: {cause}",
         hint="Call the function itself instead of run.capture(function).",
     )
 
 
-def _script_line(trace: TracebackType | None) -> str | None:
-    """Return the innermost line of a traceback that is not torch's or ours."""
+def _script_line(trace: TracebackType | None) -> str:
+    """Return where the innermost line of a traceback is that is not torch's or ours."""
     for frame in reversed(traceback.extract_tb(trace)):
         if not frame.filename.startswith((*_LIBRARIES, "<")):
             text = linecache.getline(frame.filename, frame.lineno or 0).strip()
-            return f"{frame.filename}:{frame.lineno}: {text}"
-    return None
+            return f" at {frame.filename}:{frame.lineno}: {text}"
+    return ""
