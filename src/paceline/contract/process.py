@@ -43,7 +43,7 @@ def process_start(pid: int) -> str:
     try:
         values = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
-        return "" if sys.platform == "linux" else _process_start_by_ps(pid)
+        return _process_start_by_ps(pid) if sys.platform == "darwin" else ""
     return "" if values[0] in (b"Z", b"X") else f"{boot_id()} {int(values[19])}"
 
 

@@ -5,7 +5,7 @@ tensors, `shares` decides which bytes each rank writes, `save_buffer` holds them
 finished file, and `writer` writes them in a thread, commits the checkpoint and lets `retention`
 remove old ones. To load, `newest_complete` finds the newest intact checkpoint, `reader` reads its
 tensors and `restore` loads them into the objects. `sharded` handles state on a device mesh, and
-`folder_lock` keeps other runs out. `contract.checkpoint` has the format.
+`folder_owner` keeps other runs out. `contract.checkpoint` has the format.
 
 The names below are imported on first use, so that importing the package doesn't import torch.
 """

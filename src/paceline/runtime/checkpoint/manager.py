@@ -25,7 +25,7 @@ from paceline.contract.checkpoint import (
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime import randomness
 from paceline.runtime.checkpoint import restore, retention, shares, state_tree, writer
-from paceline.runtime.checkpoint.folder_lock import FolderLock
+from paceline.runtime.checkpoint.folder_owner import FolderOwner
 from paceline.runtime.checkpoint.initial_weights import load_weights
 from paceline.runtime.checkpoint.newest_complete import RankGroup, find_newest, find_start
 from paceline.runtime.checkpoint.reader import CheckpointReader
@@ -118,7 +118,7 @@ class CheckpointManager:
         self._attached: dict[int, float] = {}  # those that are in their checkpoint
         self._images = ImageCache(rank=rank, world_size=world_size)
         self._polls = 0
-        self._lock: FolderLock | None = None
+        self._owner: FolderOwner | None = None
         self._writer_group: Any = None
         self._has_writer_group = False
 
@@ -257,7 +257,7 @@ class CheckpointManager:
             device=torch.cuda.current_device() if ready else None,
             timeout=self.timeout,
             on_commit=partial(self._prune, step),
-            before_commit=self._lock.check if self._lock is not None else None,
+            before_commit=self._owner.check if self._owner is not None else None,
         )
         if states.tensors.sharded:
             task.sharded = sharded.stage(image, states.tensors.sharded)
@@ -401,7 +401,7 @@ class CheckpointManager:
         """
         self._finish_save()
         ranks = RankGroup(self.rank, self.world_size, self.group)
-        self._lock_folder(ranks)
+        self._take_folder(ranks)
         if self.rank == 0:
             retention.adopt_complete(self.folder)
             retention.remove_leftovers(self.folder, attempt=self.attempt)
@@ -430,14 +430,14 @@ class CheckpointManager:
         if self.rank == 0:
             self.warn(text)
 
-    def _lock_folder(self, ranks: RankGroup) -> None:
+    def _take_folder(self, ranks: RankGroup) -> None:
         """Take the folder for this run; all ranks raise an error if another live run has it."""
         error: CheckpointError | None = None
-        if self.rank == 0 and self._lock is None:
-            lock = FolderLock(self.folder, attempt=self.attempt, warn=self.warn)
+        if self.rank == 0 and self._owner is None:
+            owner = FolderOwner(self.folder)
             try:
-                lock.acquire()
-                self._lock = lock
+                owner.acquire()
+                self._owner = owner
             except CheckpointError as refused:
                 error = refused
         if any(problems := ranks.all_gather(error.message if error else None)):
@@ -470,9 +470,9 @@ class CheckpointManager:
         """
         if wait or not self.is_saving:
             self._finish_save()
-        if self._lock is not None and not self.is_saving:
-            self._lock.release()
-            self._lock = None
+        if self._owner is not None and not self.is_saving:
+            self._owner.release()
+            self._owner = None
         # otherwise the process is about to exit, and releasing page-locked memory waits for the
         # device
         if wait:
