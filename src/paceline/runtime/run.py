@@ -860,11 +860,6 @@ class Run:
             # The last epoch's body has changed something after its loop.
             boundary.save(self.step, wait=True, replace=True, next_epoch=self.epoch)
 
-    @property
-    def _current_step(self) -> int:
-        """The step in progress, for error messages."""
-        return self._loop.current
-
     def _close(self) -> None:
         """End data-loader workers, write the profile, and take all hooks off models and
         optimizers.

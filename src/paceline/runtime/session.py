@@ -23,7 +23,6 @@ from paceline.runtime.run import Run
 from paceline.runtime.session_parts import SessionParts
 from paceline.runtime.settings import Settings
 from paceline.runtime.step_boundary.boundary import Boundary
-from paceline.runtime.step_boundary.out_of_memory import explain_out_of_memory
 from paceline.runtime.step_boundary.stop_consensus import Completed, Pruned, Stopped
 from paceline.runtime.trackers.base import Tracker
 
@@ -201,18 +200,9 @@ class session:
             parts.boundary.signals.restore()
         if isinstance(error, Stopped):
             raise SystemExit(0) from None
-        if error is not None:
-            if (
-                process.failure_context
-                and isinstance(error, Exception)
-                and self._context.launch_spec is None
-            ):
-                note(process.failure_context)  # otherwise the agent's report has it
-            explained = explain_out_of_memory(
-                error, step=parts.run._current_step, device=parts.run.device
-            )
-            if explained is not None:
-                raise explained from error
+        in_report = self._context.launch_spec is not None
+        if process.failure_context and isinstance(error, Exception) and not in_report:
+            note(process.failure_context)
 
     def ignore_signals(self) -> None:
         """Give signals back their meaning: no loop may be running that would notice a request to

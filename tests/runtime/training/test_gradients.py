@@ -749,17 +749,3 @@ def test_a_bad_step_is_skipped_by_all_ranks(ranks: Ranks) -> None:
         for message, found in ranks(poisoned, world_size, "skip"):
             assert message == "trained"
             assert_close(found, weights(model))
-
-
-def test_running_out_of_memory_says_what_to_do() -> None:
-    def training() -> None:
-        with quiet() as run:
-            for step in run.steps(range(3)):
-                if step == 1:
-                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    with pytest.raises(paceline.PacelineError) as error:
-        training()
-    text = str(error.value)
-    assert "step 2" in text
-    assert all(way in text for way in ("accumulate=2", "bf16", "fsdp", "2.00 GiB"))

@@ -38,7 +38,6 @@ RESERVED = frozenset(
     ("step", "epoch", "time", "seconds", "samples_per_second", "stragglers", ALONE)
 )  # what lines have anyway
 DEVICE_TIMEOUT = 2.0  # seconds that a failed rank waits for numbers from its device
-KILLED_TIMEOUT = 0.5  # and one that is ended: it is killed after a second
 
 
 class LineSink(Protocol):
@@ -168,18 +167,7 @@ class Metrics:
         if self._rank == 0:
             note(f"ranks log different {describe_difference(found)}; writing rank 0's own numbers")
 
-    @property
-    def writes(self) -> bool:
-        """Whether this rank writes numbers somewhere."""
-        return self._rank == 0 or bool(self._own)
-
-    def finish_killed(self) -> None:
-        """Write the numbers that this rank has, while its agent ends it. The main thread may wait
-        in a collective.
-        """
-        self.finish_alone(within=KILLED_TIMEOUT)
-
-    def finish_alone(self, *, within: float = DEVICE_TIMEOUT) -> None:
+    def finish_alone(self) -> None:
         """After an error, write the numbers that this rank has, without the others."""
         reducing, arriving, offered, entries = (
             self._reducing,
@@ -188,14 +176,14 @@ class Metrics:
             self._entries,
         )
         self._reducing, self._arriving, self._offered, self._entries = None, None, None, []
-        if not self.writes:
+        if self._rank and not self._own:  # it writes nothing
             return
         try:
             if reducing is not None:
                 reducing.work, reducing.ranks = None, 1
                 self._write(reducing, is_alone=True)
             for batch in (arriving, offered, Batch(entries, alone=True)):
-                if batch is not None and batch.entries and batch.arrives(within=within):
+                if batch is not None and batch.entries and batch.arrives(within=DEVICE_TIMEOUT):
                     self._fold(batch)
                     self._write(batch, is_alone=True)
         except RuntimeError:

@@ -63,8 +63,7 @@ class Boundary:
         phases: StartPhases,
     ) -> None:
         self.consensus = StopConsensus(group)
-        at_end = metrics.finish_killed if metrics.writes else None
-        self.signals = StopSignals(heartbeat, self.consensus.expedite, at_end=at_end)
+        self.signals = StopSignals(heartbeat, self.consensus.expedite)
         self.heartbeat = heartbeat
         self.events = events
         self.metrics = metrics

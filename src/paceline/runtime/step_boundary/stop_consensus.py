@@ -22,7 +22,6 @@ import torch.distributed as dist
 
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.runtime.step_boundary.heartbeat import Heartbeat
-from paceline.runtime.step_boundary.peer_failure import PeerFailureWatch
 
 # seconds from launch to collection; one small reduction in that time costs far less than 0.1 %
 INTERVAL = 0.4
@@ -57,22 +56,12 @@ class StopSignals:
     nothing to save yet. One that reaches it in that moment stops like the others.
     """
 
-    def __init__(
-        self,
-        heartbeat: Heartbeat,
-        notify: Callable[[], None],
-        *,
-        at_end: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, heartbeat: Heartbeat, notify: Callable[[], None]) -> None:
         self.requested = False
         self.is_leaving = False  # this rank has failed itself: it writes what it has, and exits
         self.is_urgent = False  # a scheduler's SIGTERM: SIGKILL follows within seconds
         self._heartbeat = heartbeat
         self._notify = notify
-        # What is left to do once the agent ends this rank, within a second.
-        self._peer_failure = (
-            PeerFailureWatch(lambda: heartbeat.is_ending, at_end) if at_end is not None else None
-        )
         self._previous: dict[int, Any] = {}
 
     def install(self) -> None:
@@ -84,12 +73,8 @@ class StopSignals:
                 self._previous[number] = signal.signal(number, self._on_signal)
         if self._heartbeat.is_on and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             self._previous[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_interrupt)
-        if self._peer_failure is not None and self._heartbeat.is_on:
-            self._peer_failure.start()
 
     def restore(self) -> None:
-        if self._peer_failure is not None and self._previous:
-            self._peer_failure.close()
         for number, handler in self._previous.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         self._previous.clear()
@@ -100,8 +85,6 @@ class StopSignals:
             # stop.
             if self.is_leaving:
                 return
-            if self._peer_failure is not None:
-                self._peer_failure.act()
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
