@@ -12,7 +12,6 @@ import pytest
 
 import paceline
 from paceline.contract.run_folder import RunFolder
-from paceline.runtime.paths import Paths
 
 Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -58,10 +57,14 @@ def test_without_an_agent(tmp_path: Path) -> None:
     }
 
 
-def test_paths_from_variables_without_an_agent(tmp_path: Path) -> None:
-    found = Paths.read({"PACELINE_SCRATCH": "/s", "PACELINE_DATA": "/d"}, RunFolder(tmp_path))
-    assert (found.scratch_dir, found.data_dir) == (Path("/s"), Path("/d"))
-    assert (found.checkpoints_dir, found.logs_dir) == (tmp_path / "checkpoints", None)
+def test_paths_from_variables_without_an_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_SCRATCH", "/s")
+    monkeypatch.setenv("PACELINE_DATA", "/d")
+    with paceline.session(cpu=True, report=False, progress=False, folder=tmp_path) as run:
+        assert (run.scratch_dir, run.data_dir) == (Path("/s"), Path("/d"))
+        assert (run.checkpoints_dir, run.logs_dir) == (tmp_path / "checkpoints", None)
 
 
 SLOW = pytest.mark.slow
@@ -109,9 +112,3 @@ def test_with_an_agent_paths_come_from_the_variables(
             "checkpoints_dir": str(folder.checkpoints),
             "logs_dir": str(folder.attempt(1).path),
         }
-
-
-def test_a_session_knows_its_own_checkpoints(tmp_path: Path) -> None:
-    with paceline.session(cpu=True, report=False, progress=False, folder=tmp_path) as run:
-        assert run.checkpoints_dir == tmp_path / "checkpoints"
-        assert run.logs_dir is None

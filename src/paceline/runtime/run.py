@@ -8,12 +8,15 @@ import builtins
 import contextlib
 import json
 import numbers
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, overload
 
 import torch
 
+from paceline.contract import env
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import UsageError
 from paceline.runtime.checkpoint import CheckpointManager, Restored
@@ -23,11 +26,9 @@ from paceline.runtime.data.loader import make_loader
 from paceline.runtime.distributed import collectives
 from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.distributed.process_group import ProcessGroups
-from paceline.runtime.loop import Loop
-from paceline.runtime.loop_batches import LoopBatches
+from paceline.runtime.loop import Loop, LoopBatches
 from paceline.runtime.lr_scale import LrScale, scale_factor
 from paceline.runtime.metrics.report import TrialReporter
-from paceline.runtime.paths import Paths
 from paceline.runtime.randomness import derive_seed, seed_everything, seed_rank
 from paceline.runtime.resumable_iterable import PlainLoader
 from paceline.runtime.settings import Params, Settings
@@ -41,6 +42,8 @@ from paceline.runtime.training.capture.step_graph import Records
 from paceline.runtime.training.fsdp import check_batch
 from paceline.runtime.training.gradients import Gradients
 from paceline.runtime.training.wrap import Model, Wrapper
+
+DEFAULT_EXPERIMENT = "default"
 
 
 class Run:
@@ -77,7 +80,6 @@ class Run:
         gradients: Gradients,
         boundary: Boundary,
         folder: RunFolder | None,
-        paths: Paths,
         attempt: int,
         reporter: TrialReporter,
         trackers: Trackers,
@@ -88,14 +90,13 @@ class Run:
             identity.world_size,
             identity.local_rank,
         )
-        self.project, self.experiment = paths.project, paths.experiment
         self.folder = folder.path if folder else None
-        self.source_dir, self.scratch_dir, self.data_dir = (
-            paths.source_dir,
-            paths.scratch_dir,
-            paths.data_dir,
-        )
-        self.checkpoints_dir, self.logs_dir = paths.checkpoints_dir, paths.logs_dir
+        self.source_dir = _path(env.SOURCE_DIR) or _script_folder()
+        self.project = os.environ.get(env.PROJECT) or self.source_dir.name
+        self.experiment = os.environ.get(env.EXPERIMENT) or DEFAULT_EXPERIMENT
+        self.scratch_dir = _path(env.SCRATCH_DIR) or _path(env.SCRATCH)
+        self.data_dir, self.logs_dir = _path(env.DATA), _path(env.LOGS)
+        self.checkpoints_dir = _path(env.CHECKPOINTS) or (folder.checkpoints if folder else None)
         # Bound here: a method of this class that forwards to them would cost a call per step.
         self.autocast, self.backward, self.update = (
             gradients.autocast,
@@ -880,3 +881,15 @@ for _name in ("autocast", "backward", "update"):
 
 def _position(restored: Restored) -> str:
     return f"starting at step {restored.step} and epoch {restored.epoch}"
+
+
+def _path(name: str) -> Path | None:
+    """Return the folder that an agent has named in this variable."""
+    value = os.environ.get(name)
+    return Path(value) if value else None
+
+
+def _script_folder() -> Path:
+    """Return the folder of the running script; in a notebook or console, the current folder."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return Path(os.path.abspath(file)).parent if file else Path.cwd()

@@ -5,29 +5,63 @@ from __future__ import annotations
 import difflib
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from paceline.contract import process
-from paceline.contract.heartbeat_file import FINISHED, SAVED_AND_STOPPED
+import torch
+
+from paceline.contract import env, process
+from paceline.contract.heartbeat_file import FINISHED, READY, SAVED_AND_STOPPED
+from paceline.contract.jsonl import EventWriter, LineWriter
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED
 from paceline.errors import UsageError
-from paceline.runtime import session_parts
 from paceline.runtime.console import note
+from paceline.runtime.distributed import communication_check, rank_placement
+from paceline.runtime.distributed import device as devices
+from paceline.runtime.distributed import process_group as groups
+from paceline.runtime.distributed.identity import Identity, read_identity
+from paceline.runtime.distributed.mesh import RankMesh, resolve_sizes
 from paceline.runtime.launch_context import LaunchContext
 from paceline.runtime.metrics.metrics import Metrics
+from paceline.runtime.metrics.progress_bar import ProgressBar
+from paceline.runtime.metrics.report import TrialReporter
+from paceline.runtime.metrics.throughput import Rates, peak_flops
+from paceline.runtime.randomness import seed_everything
 from paceline.runtime.run import Run
-from paceline.runtime.session_parts import SessionParts
-from paceline.runtime.settings import Settings
+from paceline.runtime.settings import Params, Settings
 from paceline.runtime.step_boundary.boundary import Boundary
+from paceline.runtime.step_boundary.checkpoint_schedule import CheckpointSchedule
+from paceline.runtime.step_boundary.heartbeat import Heartbeat
+from paceline.runtime.step_boundary.nonfinite import NonFiniteLossCheck
+from paceline.runtime.step_boundary.profiler import ProfilerWindow
+from paceline.runtime.step_boundary.start_phases import StartPhases
 from paceline.runtime.step_boundary.stop_consensus import Completed, Pruned, Stopped
+from paceline.runtime.step_boundary.stragglers import StragglerDetector
 from paceline.runtime.trackers.base import Tracker
+from paceline.runtime.trackers.selection import Trackers, open_trackers
+from paceline.runtime.trackers.thread import ForwardedMetrics
+from paceline.runtime.training.gradients import AUTOCAST_DTYPES, Gradients
+from paceline.runtime.training.replica_check import ReplicaCheck
+from paceline.runtime.training.wrap import Wrapper
 
 # one session at a time: signal handlers, process group and heartbeat belong to the process
 _open = False
+
+
+@dataclass
+class _Parts:
+    """What a session has opened, and so what it closes."""
+
+    run: Run
+    group: groups.ProcessGroups
+    boundary: Boundary
+    lines: LineWriter
+    trackers: Trackers
+    # called by all ranks, after training that was not stopped
+    at_end: Callable[[], None] | None = None
 
 
 class session:
@@ -154,7 +188,7 @@ class session:
             self._folder = RunFolder(Path(folder).absolute())
         self._trackers = trackers
         self._start = time.perf_counter()
-        self._parts: SessionParts | None = None
+        self._parts: _Parts | None = None
 
     def __enter__(self) -> Run:
         """Set the session up, together with all other ranks."""
@@ -166,13 +200,144 @@ class session:
             )
         _open, process.failure_context = True, ""
         try:
-            self._parts = session_parts.build(
-                self._settings, self._context, self._folder, self._trackers
-            )
+            self._parts = self._build()
             return self._parts.run
         except BaseException:
             _open = False
             raise
+
+    def _build(self) -> _Parts:
+        """Find this rank and its peers, and build what the script works with."""
+        settings, context, folder = self._settings, self._context, self._folder
+        phases = StartPhases()
+        identity = read_identity()
+        spec, rank = context.launch_spec, identity.rank
+        rank_placement.check_world_size(identity, spec.world_size if spec else None)
+        if settings.mesh is not None:
+            # before anything is open that an error would leave open
+            resolve_sizes(settings.mesh, identity.world_size)
+        heartbeat = Heartbeat(context.heartbeat_file, identity.local_rank)
+        heartbeat.mark_session()
+        device = devices.choose_device(identity, cpu=settings.cpu)
+        if settings.bind and spec is not None:
+            devices.bind_to_device_cpus(device)
+        group, hosts = self._connect(identity, device, phases)
+        if settings.seed is not None:
+            seed_everything(settings.seed, settings.deterministic)
+        trackers = open_trackers(
+            context, settings, identity, folder=folder, given=self._trackers, store=group.store
+        )
+        written = folder if rank == 0 else None  # rank 0 writes
+        lines = ForwardedMetrics(written.metrics if written else None, trackers.common)
+        events = EventWriter(written.rank_events if written else None)
+        wrapper = Wrapper(
+            device,
+            identity.world_size,
+            mesh=RankMesh(identity, device, group),
+            low_precision=torch.bfloat16 if settings.precision == "bf16" else None,
+            timeout=settings.timeout,
+        )
+        metrics = Metrics(
+            lines,
+            group=group.control,
+            rank=rank,
+            own=trackers.own,
+            rates=_rates(settings, device, wrapper),
+        )
+        stop_on_nonfinite = settings.on_nonfinite == "stop" and settings.precision != "fp16"
+        boundary = Boundary(
+            group=group.control,
+            heartbeat=heartbeat,
+            events=events,
+            metrics=metrics,
+            loss_check=NonFiniteLossCheck(rank=rank, on=stop_on_nonfinite),
+            checkpoint_schedule=CheckpointSchedule(settings, rank=rank, events=events),
+            progress=ProgressBar(settings.progress and rank == 0),
+            stragglers=StragglerDetector(
+                lines,
+                rank=rank,
+                hosts=hosts,
+                world_size=identity.world_size,
+                factor=settings.straggler_factor,
+                device=device,
+            ),
+            profiler=ProfilerWindow(
+                settings.profile, folder=folder.path if folder else None, rank=rank
+            ),
+            replicas=ReplicaCheck(wrapper, group=group.control, every=settings.replica_check),
+            sync_buffers=wrapper.sync_buffers,
+            phases=phases,
+        )
+        boundary.signals.install()
+        heartbeat.set_state(max(heartbeat.state, READY))
+        run = Run(
+            identity=identity,
+            device=device,
+            group=group,
+            settings=settings,
+            params=Params(spec.params if spec else {}),
+            wrapper=wrapper,
+            gradients=Gradients(
+                wrapper,
+                precision=settings.precision,
+                world_size=identity.world_size,
+                skip_nonfinite=settings.on_nonfinite == "skip",
+            ),
+            boundary=boundary,
+            folder=folder,
+            attempt=context.attempt,
+            reporter=TrialReporter(
+                folder.path if folder else None, trial=spec.trial if spec else {}, rank=rank
+            ),
+            trackers=trackers,
+        )
+        if settings.mesh is not None:
+            run._set_mesh(settings.mesh)
+        parts = _Parts(run, group, boundary, lines, trackers)
+        if env.PROOF in os.environ:
+            from paceline.runtime.proof.patches import attach_recorder
+
+            parts.at_end = attach_recorder(run)
+        trackers.start()
+        return parts
+
+    def _connect(
+        self, identity: Identity, device: torch.device, phases: StartPhases
+    ) -> tuple[groups.ProcessGroups, list[str]]:
+        """Create the process groups and check that they work; do not wait for any that does not.
+
+        Also returns the hosts of all ranks, which rank 0 knows.
+        """
+        settings, spec = self._settings, self._context.launch_spec
+        phases.mark("device")
+        store = groups.open_store(identity, timeout=settings.timeout)
+        placements = rank_placement.gather_placements(
+            store, rank_placement.local_placement(identity, device)
+        )
+        if placements and settings.report:
+            rank_placement.print_placements(placements)
+        phases.mark("rendezvous")
+        devices.activate(device)
+        backend = settings.backend or groups.default_backend(device)
+        try:
+            group = groups.init_process_groups(
+                identity, device, store=store, backend=backend, timeout=settings.timeout
+            )
+        except RuntimeError as error:
+            what = "creating the process group"
+            raise communication_check.communication_error(
+                identity, backend, str(error), what=what
+            ) from error
+        try:
+            if spec is None or spec.check:
+                communication_check.check_communication(
+                    group, identity, device, timeout=settings.timeout
+                )
+        except BaseException:
+            group.abandon()
+            raise
+        phases.mark("process_group")
+        return group, [each.host for each in placements]
 
     def __exit__(
         self,
@@ -211,7 +376,7 @@ class session:
         if self._parts is not None:
             self._parts.boundary.signals.restore()
 
-    def _leave_together(self, parts: SessionParts, *, stopped: bool, pruned: bool = False) -> None:
+    def _leave_together(self, parts: _Parts, *, stopped: bool, pruned: bool = False) -> None:
         """Leave with all ranks: collectives work, and nothing stays in flight."""
         run, boundary = parts.run, parts.boundary
         try:
@@ -243,7 +408,7 @@ class session:
             STOPPED if stopped else DONE, urgent=stopped and boundary.signals.is_urgent
         )
 
-    def _leave_alone(self, parts: SessionParts) -> None:
+    def _leave_alone(self, parts: _Parts) -> None:
         """Leave after an error on this rank, without waiting for any other: no barrier and no
         collective.
         """
@@ -303,3 +468,16 @@ def _format_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min {rest:02d} s" if hours else f"{minutes} min {rest:02d} s"
+
+
+def _rates(settings: Settings, device: torch.device, wrapper: Wrapper) -> Rates:
+    def find_peak() -> float | None:
+        """Return the peak for the precision that the model computes in."""
+        dtype = AUTOCAST_DTYPES.get(settings.precision)
+        if dtype is None:
+            dtype = next(
+                (each.dtype for model in wrapper.models for each in model.model.parameters()), None
+            )
+        return peak_flops(device, dtype)
+
+    return Rates(find_peak=find_peak, find_copies=lambda: wrapper.mesh.tensor, device=device)
