@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.runtime.checkpoint import CheckpointManager
+from paceline.runtime.checkpoint.manager import CheckpointManager
 
 from machine import describe, show
 

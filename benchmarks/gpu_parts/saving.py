@@ -13,7 +13,7 @@ from torch.distributed import checkpoint
 
 from checkpoint import SHAPES, Training, with_torch_save
 from gpu_parts.result import Result
-from paceline.runtime.checkpoint import CheckpointManager
+from paceline.runtime.checkpoint.manager import CheckpointManager
 
 STEPS = 40  # between two saves
 

@@ -14,7 +14,7 @@ from tests.forked_ranks import Ranks
 def evaluate_export(checkpoint: str, target: str) -> float:
     """Run `paceline export`, and evaluate what it wrote in plain torch."""
     from paceline.__main__ import main
-    from paceline.runtime.checkpoint.sharded import export
+    from paceline.runtime.checkpoint import export
 
     def go_on(_: str, argv: list[str], __: dict[str, str]) -> None:
         sys.exit(export.main(argv[3:]))

@@ -57,14 +57,13 @@ def test_without_an_agent(tmp_path: Path) -> None:
     }
 
 
-def test_paths_from_variables_without_an_agent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PACELINE_SCRATCH", "/s")
-    monkeypatch.setenv("PACELINE_DATA", "/d")
-    with paceline.session(cpu=True, report=False, progress=False, folder=tmp_path) as run:
-        assert (run.scratch_dir, run.data_dir) == (Path("/s"), Path("/d"))
-        assert (run.checkpoints_dir, run.logs_dir) == (tmp_path / "checkpoints", None)
+def test_paths_from_variables_without_an_agent(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PACELINE_SCRATCH", "/s")
+        environment.setenv("PACELINE_DATA", "/d")
+        with paceline.session(cpu=True, report=False, progress=False, folder=tmp_path) as run:
+            assert (run.scratch_dir, run.data_dir) == (Path("/s"), Path("/d"))
+            assert (run.checkpoints_dir, run.logs_dir) == (tmp_path / "checkpoints", None)
 
 
 SLOW = pytest.mark.slow

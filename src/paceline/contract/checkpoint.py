@@ -28,7 +28,6 @@ SHARD_INDEX = "index.json"
 SHARE_SUFFIX = ".safetensors"
 WEIGHTS_SUFFIXES = (SHARE_SUFFIX, ".pt", ".pth", ".bin")  # of files that a run can start from
 PARTIAL = ".tmp-"  # step-N.tmp-<attempt>-<save>: being written
-FAILED = ".failed"  # step-N.tmp-<attempt>-<save>.failed: abandoned, for ranks that wait for it
 REMOVED = ".removed-"  # step-N.removed-<attempt>: being deleted
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from paceline.errors import CheckpointError
 from paceline.runtime import randomness
-from paceline.runtime.checkpoint.shares import digest_state
+from paceline.runtime.checkpoint.state_tree import digest_state
 from paceline.runtime.console import note
 from paceline.runtime.data.sample_assignment import MicroBatch
 from paceline.runtime.data.sample_order import (

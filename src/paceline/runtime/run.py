@@ -19,7 +19,7 @@ import torch
 from paceline.contract import env
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import UsageError
-from paceline.runtime.checkpoint import CheckpointManager, Restored
+from paceline.runtime.checkpoint.manager import CheckpointManager, Restored
 from paceline.runtime.console import note
 from paceline.runtime.data.evaluation import make_evaluation_loader
 from paceline.runtime.data.loader import make_loader
@@ -358,16 +358,22 @@ class Run:
         if checkpoints_dir is None:
             self._draw_own_numbers()
             return None
-        if self._loop.begun:
+        if self._loop.begun or self._boundary.checkpoint_schedule.checkpoints is not None:
             raise UsageError(
-                "run.resume was called after the first step.", hint="Call it before the loop."
+                "run.resume was called a second time, or after the first step.",
+                hint="Pass all objects to one call before the loop.",
             )
-        if self._gradients.scaler is not None:
-            objects.setdefault("scaler", self._gradients.scaler)
         known = {id(each) for each in objects.values()}
-        for number, loader in enumerate(each for each in self._loaders if id(each) not in known):
-            objects.setdefault(f"loader_{number}", loader)
-        objects.setdefault("plain_loader", self._loop.plain)
+        hidden = [each for each in self._loaders if id(each) not in known]
+        ours = {f"loader_{number}": each for number, each in enumerate(hidden)}
+        ours["plain_loader"] = self._loop.plain
+        if self._gradients.scaler is not None:
+            ours["scaler"] = self._gradients.scaler
+        if taken := sorted(ours.keys() & objects.keys()):
+            raise UsageError(
+                f"run.resume saves state of its own as {taken[0]!r}.", hint="Use another name."
+            )
+        objects |= ours
         self._loop.register(objects)
         checkpoints = self._make_checkpoints(checkpoints_dir, objects, per_rank=own)
         restored = self._boundary.restore(checkpoints, objects, strict=strict)
@@ -582,7 +588,7 @@ class Run:
             self._gradients.end_step()
             loop.step += 1
             boundary.enter_epoch(loop.epoch)
-            boundary.checkpoint_schedule.count_step()
+            boundary.checkpoint_schedule.drop_snapshot()
         return boundary.poll(loop.step, may_save=counts) or loop.is_complete
 
     def save(self, *, wait: bool = False) -> None:
@@ -635,7 +641,7 @@ class Run:
         boundary.enter_epoch(self.epoch)
         boundary.save(self.step, wait=wait, replace=changed)
         self._saved_by_hand = True
-        boundary.checkpoint_schedule.count_step()
+        boundary.checkpoint_schedule.drop_snapshot()
         boundary.checkpoint_schedule.take_snapshot()
 
     # -- numbers
@@ -655,7 +661,7 @@ class Run:
         micro = loop.micro
         if micro is None:
             if self._metrics.watched in values and not loop.counted:
-                self._boundary.checkpoint_schedule.note_early(loop.step)
+                self._boundary.checkpoint_schedule.note_by_hand(loop.step)
             self._metrics.log(loop.step, loop.epoch, 1.0, values)
         else:
             self._metrics.log(loop.step + 1, loop.epoch, micro.count, values)

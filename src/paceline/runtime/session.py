@@ -32,12 +32,11 @@ from paceline.runtime.metrics.throughput import Rates, peak_flops
 from paceline.runtime.randomness import seed_everything
 from paceline.runtime.run import Run
 from paceline.runtime.settings import Params, Settings
-from paceline.runtime.step_boundary.boundary import Boundary
+from paceline.runtime.step_boundary.boundary import Boundary, StartPhases
 from paceline.runtime.step_boundary.checkpoint_schedule import CheckpointSchedule
 from paceline.runtime.step_boundary.heartbeat import Heartbeat
 from paceline.runtime.step_boundary.nonfinite import NonFiniteLossCheck
 from paceline.runtime.step_boundary.profiler import ProfilerWindow
-from paceline.runtime.step_boundary.start_phases import StartPhases
 from paceline.runtime.step_boundary.stop_consensus import Completed, Pruned, Stopped
 from paceline.runtime.step_boundary.stragglers import StragglerDetector
 from paceline.runtime.trackers.base import Tracker

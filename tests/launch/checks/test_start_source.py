@@ -13,7 +13,7 @@ from torch import nn
 from paceline.errors import UsageError
 from paceline.launch.launch_spec import runtime_settings
 from paceline.launch.resume import resolve_start
-from paceline.runtime.checkpoint import CheckpointManager
+from paceline.runtime.checkpoint.manager import CheckpointManager
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
 from paceline.spec.option import Flag

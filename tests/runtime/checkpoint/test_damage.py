@@ -16,8 +16,9 @@ from torch import nn
 
 from paceline.contract.checkpoint import Score, is_complete, list_checkpoints, read_marker
 from paceline.errors import CheckpointError
-from paceline.runtime.checkpoint import CheckpointManager, RetentionPolicy, writer
-from paceline.runtime.checkpoint.retention import attach
+from paceline.runtime.checkpoint import writer
+from paceline.runtime.checkpoint.manager import CheckpointManager
+from paceline.runtime.checkpoint.retention import RetentionPolicy, attach
 from tests.forked_ranks import Ranks
 from tests.ports import free_port
 from tests.runtime.checkpoint.trainer import Trainer, make
@@ -379,7 +380,7 @@ def test_a_score_is_not_written_through_a_link_of_others(tmp_path: Path) -> None
     victim = tmp_path / "victim"
     victim.write_text("mine")
     (checkpoint / ".complete.json.partial").symlink_to(victim)
-    assert attach(checkpoint, Score("loss", "min", 0.5))
+    attach(checkpoint, Score("loss", "min", 0.5).to_meta())
     assert victim.read_text() == "mine"
     assert read_marker(checkpoint).step == 1
 

@@ -22,7 +22,7 @@ from paceline.contract.checkpoint import (
     list_checkpoints,
 )
 from paceline.launch.weights import plain_names
-from paceline.runtime.checkpoint import CheckpointManager
+from paceline.runtime.checkpoint.manager import CheckpointManager
 from paceline.runtime.checkpoint.retention import RetentionPolicy
 from paceline.runtime.checkpoint.state_tree import TORCH_DTYPES
 from tests.forked_ranks import Ranks

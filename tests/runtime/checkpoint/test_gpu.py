@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.runtime.checkpoint import CheckpointManager
+from paceline.runtime.checkpoint.manager import CheckpointManager
 
 pytestmark = [
     pytest.mark.gpu,

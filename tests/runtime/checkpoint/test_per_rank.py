@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from paceline.contract.checkpoint import read_marker
 from paceline.errors import CheckpointError, UsageError
-from paceline.runtime.checkpoint import CheckpointManager, shares, state_tree
+from paceline.runtime.checkpoint import state_tree
+from paceline.runtime.checkpoint.manager import CheckpointManager
 from tests.forked_ranks import Ranks
 from tests.runtime.models import net
 from tests.runtime.training.test_wrap import quiet
@@ -246,22 +247,22 @@ def test_an_object_is_given_once(tmp_path: Path) -> None:
 
 def test_a_digest_covers_values_shapes_and_the_first_elements() -> None:
     big = torch.zeros(10_000_000, dtype=torch.bfloat16)
-    digest = shares.digest_state({"size": 1}, [big, torch.ones(2, 3)])
-    assert digest == shares.digest_state({"size": 1}, [big.clone(), torch.ones(2, 3)])
+    digest = state_tree.digest_state({"size": 1}, [big, torch.ones(2, 3)])
+    assert digest == state_tree.digest_state({"size": 1}, [big.clone(), torch.ones(2, 3)])
     changed = big.clone()
     changed[0] = 1
     others = [
-        shares.digest_state({"size": 2}, [big, torch.ones(2, 3)]),
-        shares.digest_state({"size": 1}, [big, torch.ones(3, 2)]),
-        shares.digest_state({"size": 1}, [changed, torch.ones(2, 3)]),
-        shares.digest_state({"size": 1}, []),
+        state_tree.digest_state({"size": 2}, [big, torch.ones(2, 3)]),
+        state_tree.digest_state({"size": 1}, [big, torch.ones(3, 2)]),
+        state_tree.digest_state({"size": 1}, [changed, torch.ones(2, 3)]),
+        state_tree.digest_state({"size": 1}, []),
     ]
     assert digest not in others
     one, other = (
         ({"$set": ["b", "a"]}, {"x": {"$dict": [[1, 2], [3, 4]]}, "y": 1}),
         ({"$set": ["a", "b"]}, {"y": 1, "x": {"$dict": [[3, 4], [1, 2]]}}),
     )
-    assert shares.digest_state(list(one), []) == shares.digest_state(list(other), [])
+    assert state_tree.digest_state(list(one), []) == state_tree.digest_state(list(other), [])
 
 
 def test_a_digest_covers_the_extra_state_of_a_module() -> None:
@@ -276,5 +277,5 @@ def test_a_digest_covers_the_extra_state_of_a_module() -> None:
         model = Counter()
         model.count = count
         states = state_tree.collect({"model": model})
-        digests.append(shares.digest_state(*states.comparable("model", model)))
+        digests.append(state_tree.digest_state(*states.comparable("model", model)))
     assert digests[0] == digests[1] != digests[2]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.contract.checkpoint import read_marker
-from paceline.runtime.checkpoint import CheckpointManager
+from paceline.runtime.checkpoint.manager import CheckpointManager
 from tests.forked_ranks import Ranks
 
 

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.runtime.checkpoint import CheckpointManager, RetentionPolicy
+from paceline.runtime.checkpoint.manager import CheckpointManager
+from paceline.runtime.checkpoint.retention import RetentionPolicy
 
 
 class Net(nn.Module):

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import paceline
 from paceline.errors import UsageError
-from paceline.runtime.checkpoint.sharded import export
+from paceline.runtime.checkpoint import export
 from paceline.runtime.distributed.mesh import resolve_sizes
 from tests.forked_ranks import Ranks
 from tests.runtime.models import assert_close, weights

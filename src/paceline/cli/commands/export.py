@@ -113,5 +113,5 @@ def _export_with_torch(source: Path, words: list[str]) -> NoReturn:
         )
     package = str(Path(paceline.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
-    module = "paceline.runtime.checkpoint.sharded.export"
+    module = "paceline.runtime.checkpoint.export"
     os.execvpe(python, [python, "-m", module, *words], {**os.environ, "PYTHONPATH": path})

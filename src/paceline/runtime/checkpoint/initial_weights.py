@@ -5,9 +5,6 @@ optimizer, schedule, step.
 from __future__ import annotations
 
 import os
-import pickle
-import re
-import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,14 +17,18 @@ from paceline.contract.checkpoint import find_weight_files, is_weights_file
 from paceline.contract.safetensors import read_header
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint import restore, state_tree
-from paceline.runtime.checkpoint.newest_complete import RankGroup, find_start
-from paceline.runtime.checkpoint.reader import CheckpointReader, open_share, read_into
-from paceline.runtime.checkpoint.sharded import state as sharded
+from paceline.runtime.checkpoint import sharded_state as sharded
+from paceline.runtime.checkpoint.reader import (
+    CheckpointReader,
+    RankGroup,
+    find_start,
+    open_share,
+    read_into,
+)
 from paceline.runtime.checkpoint.state_tree import METADATA_KEY, TORCH_DTYPES
 
 # of the weights among other objects
 USUAL_NAMES = ("model", "state_dict", "model_state_dict", "module", "net")
-PICKLE_START = 1 << 20  # bytes in which a pickled model shows
 COUNTER = "n_averaged"  # of torch's AveragedModel, which has the model's own weights besides it
 
 
@@ -54,13 +55,9 @@ class Weights:
 
     def _shape(self, key: str) -> list[int]:
         entry = self.entries[key]
-        if isinstance(entry, torch.Tensor):
-            return list(entry.shape)
-        if not isinstance(entry, dict) or self.reader is None:
-            return []
-        return list(
-            entry["shape"] if "shape" in entry else self.reader.shape(entry.get("$tensor", ""))
-        )
+        if isinstance(entry, torch.Tensor) or self.reader is None:
+            return list(getattr(entry, "shape", ()))
+        return list(entry.get("shape") or self.reader.shape(entry.get("$tensor", "")))
 
     def load(
         self, keys: Mapping[str, str], current: Mapping[str, Any], new_group: Callable[[], Any]
@@ -217,11 +214,8 @@ def _choose(
     if alone and len(found) == 1:
         return next(iter(found.values()))
     current = module.state_dict()
-    wanted = {
-        plain: current[key]
-        for key, plain in _plain_names(list(current)).items()
-        if plain != COUNTER
-    }
+    names = _plain_names(list(current))
+    wanted = {plain: current[key] for key, plain in names.items() if plain != COUNTER}
     fitting = {key: weights for key, weights in found.items() if wanted and weights.fit(wanted)}
     if len(fitting) > 1 or (alone and not fitting):  # the usual names come first
         usual = [key for key in USUAL_NAMES if key in (fitting or found)]
@@ -271,7 +265,13 @@ def _read_file(path: Path) -> dict[str, Weights]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch trusts the file: a damaged one makes it fail in any way
-        raise _unreadable(path, error) from error
+        # The first line only: torch's advice is to trust the file, which would run code from it.
+        reason = (str(error).splitlines() or [""])[0]
+        raise CheckpointError(
+            f"Cannot load the weights in {path}: {type(error).__name__}: {reason}",
+            hint="It must be complete and contain only tensors and plain values, as "
+            "torch.save(model.state_dict(), ...) writes them.",
+        ) from error
     if _is_state(content):
         return {path.name: Weights(content, _metadata(content))}
     nested = (
@@ -282,50 +282,6 @@ def _read_file(path: Path) -> dict[str, Weights]:
     if not nested:
         raise CheckpointError(f"{path} holds no weights.", hint="Save model.state_dict() there.")
     return {name: Weights(each, _metadata(each)) for name, each in nested.items()}
-
-
-def _unreadable(path: Path, error: Exception) -> CheckpointError:
-    """Return why torch.load refuses a file. Torch's own advice is to trust it, which would run
-    code from the file.
-    """
-    text = str(error)
-    # a class or function that torch does not know to be harmless
-    foreign = re.search(r"GLOBAL (\S+)", text)
-    is_script = "TorchScript" in text
-    if is_script or (foreign and _holds_module(path)):
-        return CheckpointError(
-            f"{path} holds a {'TorchScript' if is_script else 'pickled'} model, not its state "
-            "dict.",
-            hint="Load it in a script of yours, save the weights with "
-            "torch.save(model.state_dict(), ...), and start "
-            "from that file.",
-        )
-    reason = (text.splitlines() or [""])[0]
-    if foreign:
-        reason = f"it needs {foreign[1]}"
-    elif not isinstance(error, (pickle.UnpicklingError, RuntimeError, OSError)):
-        reason = f"torch.load fails with {type(error).__name__}" + (f": {reason}" if reason else "")
-    return CheckpointError(
-        f"Cannot load the weights in {path}: {reason}",
-        hint="It must be complete and contain only tensors and plain values, as "
-        "torch.save(model.state_dict(), ...) "
-        "writes them.",
-    )
-
-
-def _holds_module(path: Path) -> bool:
-    """Return whether a file of torch.save has a pickled module, by the attributes that each one
-    has.
-    """
-    with path.open("rb") as file:
-        if zipfile.is_zipfile(file):
-            with zipfile.ZipFile(file) as archive:
-                names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-                start = archive.open(names[0]).read(PICKLE_START) if names else b""
-        else:
-            file.seek(0)
-            start = file.read(PICKLE_START)
-    return all(name in start for name in (b"_parameters", b"_buffers", b"_modules"))
 
 
 def _metadata(state: Any) -> Mapping[str, Any]:

@@ -24,22 +24,17 @@ from paceline.contract.checkpoint import (
 )
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime import randomness
-from paceline.runtime.checkpoint import restore, retention, shares, state_tree, writer
+from paceline.runtime.checkpoint import restore, retention, state_tree, writer
+from paceline.runtime.checkpoint import sharded_state as sharded
 from paceline.runtime.checkpoint.folder_owner import FolderOwner
 from paceline.runtime.checkpoint.initial_weights import load_weights
-from paceline.runtime.checkpoint.newest_complete import RankGroup, find_newest, find_start
-from paceline.runtime.checkpoint.reader import CheckpointReader
+from paceline.runtime.checkpoint.reader import CheckpointReader, RankGroup, find_newest, find_start
 from paceline.runtime.checkpoint.retention import RetentionPolicy
 from paceline.runtime.checkpoint.save_buffer import ImageCache
-from paceline.runtime.checkpoint.sharded import state as sharded
 from paceline.runtime.checkpoint.writer import SaveTask
 
 log = logging.getLogger("paceline")
 
-# Polls at which memory for the next save is prepared in the background. By the second one at the
-# latest, optimizers have created their state.
-PREPARE_AT = (2, 8)
-MAX_VALUES = 8  # of the metric to keep the best checkpoint by, in case theirs is still to be saved
 SAVE_TIMEOUT = 600.0  # seconds for the slowest rank to write its share
 
 
@@ -111,13 +106,11 @@ class CheckpointManager:
         self._saves = 0
         self._last_step: int | None = None
         self._damaged: list[Path] = []
-        self._failure = ""  # why the last save has failed
+        self._is_failing = False  # whether the last save has failed
         # steps that this process has saved or loaded; complete on rank 0
         self._committed: set[int] = set()
-        self._values: dict[int, float] = {}  # the newest of the policy's metric, by step
-        self._attached: dict[int, float] = {}  # those that are in their checkpoint
+        self._value: tuple[int, float] | None = None  # the step and the policy's metric, the newest
         self._images = ImageCache(rank=rank, world_size=world_size)
-        self._polls = 0
         self._owner: FolderOwner | None = None
         self._writer_group: Any = None
         self._has_writer_group = False
@@ -191,8 +184,8 @@ class CheckpointManager:
         ]
         if not self._names_compared:
             self._names_compared = True
-            if shares.find_differing(
-                {"names": shares.digest_state([*self._objects, names], [])}, self.group
+            if state_tree.find_differing(
+                {"names": state_tree.digest_state([*self._objects, names], [])}, self.group
             ):
                 raise CheckpointError(
                     f"The ranks resumed different objects; rank {self.rank} has "
@@ -200,10 +193,10 @@ class CheckpointManager:
                     hint="Call run.resume with the same names in the same order on all ranks.",
                 )
         digests = {
-            name: shares.digest_state(*states.comparable(name, self._objects[name]))
+            name: state_tree.digest_state(*states.comparable(name, self._objects[name]))
             for name in names
         }
-        return shares.find_differing(digests, self.group) if names else set()
+        return state_tree.find_differing(digests, self.group) if names else set()
 
     # -- saving
     # ----------------------------------------------------------------------------------------
@@ -243,7 +236,9 @@ class CheckpointManager:
             folder=self.folder,
             step=step,
             epoch=epoch,
-            meta=state_tree.encode(dict(meta or {}), "meta", state_tree.store_inline),
+            meta=state_tree.encode(
+                {**(meta or {}), **self._score_of(step)}, "meta", state_tree.store_inline
+            ),
             attempt=self.attempt,
             number=self._saves,
             rank=self.rank,
@@ -278,8 +273,7 @@ class CheckpointManager:
         damaged = [path for path in self._damaged if checkpoint_step(path.name) != step]
         self._damaged = []
         self._committed.add(step)
-        self._attached.pop(step, None)  # if this replaced a checkpoint
-        self._attach_values()
+        self._attach_value()
         retention.prune(self.folder, self.policy, damaged=damaged, attempt=self.attempt)
 
     # -- the best one
@@ -289,29 +283,30 @@ class CheckpointManager:
         """Record the value of the policy's metric at this step, now or when its checkpoint is
         committed. Rank 0.
         """
-        self._values[step] = value
-        for old in sorted(self._values)[:-MAX_VALUES]:
-            if old != self._last_step:
-                del self._values[old]
-        if step in self._committed and not self.is_saving:
-            self._attach_values()
+        self._value = (step, value)
+        if not self.is_saving:
+            self._attach_value()
 
     def is_new_best(self, step: int) -> bool:
         """Return whether the value of this step is better than those of all checkpoints."""
-        value = self._values.get(step)
-        return value is not None and retention.is_new_best(value, self.folder, self.policy)
+        if self._value is None or self._value[0] != step:
+            return False
+        return retention.is_new_best(self._value[1], self.folder, self.policy)
 
-    def _attach_values(self) -> None:
-        """Write values into the markers of their checkpoints. Runs while no save does, or in its
+    def _score_of(self, step: int) -> dict[str, Any]:
+        """Return what the marker of a checkpoint of this step says about its value."""
+        if self.policy.best is None or self._value is None or self._value[0] != step:
+            return {}
+        return Score(self.policy.best, self.policy.best_mode, self._value[1]).to_meta()
+
+    def _attach_value(self) -> None:
+        """Write a value that came after its checkpoint into it. Runs while no save does, or in its
         thread.
         """
-        if self.policy.best is None:
-            return
-        for step, value in list(self._values.items()):
-            known = step in self._committed and self._attached.get(step) != value
-            score = Score(self.policy.best, self.policy.best_mode, value)
-            if known and retention.attach(self.folder / checkpoint_name(step), score):
-                self._attached[step] = value
+        step = -1 if self._value is None else self._value[0]
+        score = self._score_of(step)
+        if score and step in self._committed:
+            retention.attach(self.folder / checkpoint_name(step), score)
 
     def _get_writer_group(self) -> Any:
         if not self._has_writer_group:
@@ -322,9 +317,6 @@ class CheckpointManager:
         """Return the saves that have ended since the last call. Without a running save this is
         almost free.
         """
-        self._polls += 1
-        if self._polls in PREPARE_AT:
-            self._prepare()
         if self._task is not None and not self.is_saving:
             self._finish_save()
         if not self._finished:
@@ -332,29 +324,27 @@ class CheckpointManager:
         finished, self._finished = self._finished, []
         return finished
 
-    def _prepare(self) -> None:
-        if self._objects and self._task is None and not self._images.is_preparing:
-            with _disable_gc():
-                self._images.prepare(self._collect().tensors)
-
     @property
     def is_saving(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
     def _finish_save(self, *, committed: bool = False) -> None:
-        """Wait for the running save, if any, and record its outcome. Raises TakenOver if this run
-        must end.
+        """Wait for the running save, if any, and record its outcome; with `committed`, all ranks
+        wait until rank 0 has committed it. Raises TakenOver if this run must end.
         """
         task, thread = self._task, self._thread
-        if task is None:
-            return
         if thread is not None:
             thread.join()
-        if committed and self.rank != 0:
-            writer.wait_for_commit(task)
+        if committed and self.world_size > 1:
+            outcome = [task.error if task is not None else None]
+            torch.distributed.broadcast_object_list(outcome, src=0, group=self._get_writer_group())
+            if task is not None:
+                task.error = task.error or outcome[0]
+        if task is None:
+            return
         self._task = self._thread = None
-        if self.rank == 0 and self._values:
-            self._attach_values()
+        if self.rank == 0:
+            self._attach_value()
         self._finished.append(
             Saved(task.step, task.final, task.error is None, task.error, task.seconds)
         )
@@ -364,9 +354,9 @@ class CheckpointManager:
             self._warn_of_failure(task)
 
     def _warn_of_failure(self, task: SaveTask) -> None:
-        """Say why a save has failed, once for as long as all saves fail for the same reason."""
-        before, self._failure = self._failure, task.reason
-        if task.error is None or task.reason == before:
+        """Say why a save has failed, once for as long as all saves fail."""
+        before, self._is_failing = self._is_failing, task.error is not None
+        if task.error is None or before:
             return
         newest = next(filter(is_complete, list_checkpoints(self.folder)), None)
         kept = (
@@ -377,7 +367,7 @@ class CheckpointManager:
         self.warn(
             f"could not write the checkpoint of step {task.step} to {self.folder}: {task.error}; "
             "training continues, "
-            f"and {kept} (reported once per cause)"
+            f"and {kept} (reported once, until a save succeeds)"
         )
 
     # -- restoring

@@ -1,4 +1,6 @@
-"""Read a complete checkpoint: tensors by name, assembled from the shares that hold their pieces."""
+"""Find the newest intact checkpoint, and read it: tensors by name, assembled from the shares that
+hold their pieces. All ranks verify it together and use the same one.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +8,29 @@ import ctypes
 import json
 import math
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from paceline.contract.checkpoint import OBJECTS_FILE, Marker, is_share, read_marker, state_file
+from paceline.contract.checkpoint import (
+    OBJECTS_FILE,
+    find_checkpoints,
+    find_damage,
+    is_share,
+    list_checkpoints,
+    read_marker,
+    state_file,
+)
 from paceline.contract.files import open_without_waiting
 from paceline.contract.safetensors import Piece, read_header
 from paceline.errors import CheckpointError
-from paceline.runtime.checkpoint import state_tree
-from paceline.runtime.checkpoint.state_tree import METADATA_KEY, TORCH_DTYPES
+from paceline.runtime.checkpoint.state_tree import TORCH_DTYPES
 
 
 class CheckpointReader:
@@ -55,13 +67,13 @@ class CheckpointReader:
 
     def objects(self) -> dict[str, Any]:
         """Return the trees of the objects that all ranks share. Each can be decoded."""
-        return read_objects(self.folder, self.marker)
+        return _read_json(self.folder / OBJECTS_FILE)
 
     def rank_state(self, rank: int) -> dict[str, Any]:
         """Return the state of a saved rank, with the trees of its own objects. Each can be
         decoded.
         """
-        return read_rank_state(self.folder, self.marker, state_file(rank, self.marker.world_size))
+        return _read_json(self.folder / state_file(rank, self.marker.world_size))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape; empty if there is no such tensor."""
@@ -79,13 +91,6 @@ class CheckpointReader:
         tensor = torch.empty(first.shape, dtype=TORCH_DTYPES[first.dtype])
         flat = tensor.view(-1)
         for file, offset, piece in parts:
-            if (piece.shape, piece.dtype) != (
-                first.shape,
-                first.dtype,
-            ) or not 0 <= piece.start <= piece.stop:
-                raise CheckpointError(
-                    f"{file.name} holds a part of {name} that doesn't fit the others."
-                )
             read_into(file, offset, flat[piece.start : piece.stop])
         return tensor
 
@@ -98,77 +103,15 @@ def open_share(path: Path) -> FileIO:
         raise CheckpointError(f"{path.name} can't be read: {error.strerror or error}.") from None
 
 
-def read_objects(folder: Path, marker: Marker) -> dict[str, Any]:
-    """Return the trees in objects.json, after a check that each can be decoded."""
-    trees = _read_json(folder / OBJECTS_FILE)
-    _check_trees(
-        OBJECTS_FILE,
-        trees,
-        marker,
-        [name for name, kind in marker.objects.items() if kind != "rank"],
-    )
-    metadata = trees.get(METADATA_KEY, {})
-    if not isinstance(metadata, dict) or not all(
-        isinstance(each, dict) for each in metadata.values()
-    ):
-        raise CheckpointError(
-            f"{OBJECTS_FILE} of {folder.name} has unexpected content: {METADATA_KEY}."
-        )
-    return trees
-
-
-def read_rank_state(folder: Path, marker: Marker, name: str) -> dict[str, Any]:
-    """Return the content of a rank's own file, after a check that it can be decoded."""
-    state = _read_json(folder / name)
-    own = [each for each, kind in marker.objects.items() if kind == "rank"]
-    if not isinstance(state.get("objects"), dict) or not isinstance(state.get("rng"), dict):
-        raise CheckpointError(f"{name} of {folder.name} has unexpected content.")
-    _check_trees(name, state["objects"], marker, own)
-    state_tree.decode(state["rng"], state_tree.fetch_inline)
-    return state
-
-
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         with open(open_without_waiting(path, follow=True), "rb") as file:
             found = json.loads(file.read())
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path.name} of {path.parent.name} can't be read: {error}."
         ) from None
-    if not isinstance(found, dict):
-        raise CheckpointError(
-            f"{path.name} of {path.parent.name} has unexpected content: it is not an object."
-        )
-    return found
-
-
-def _check_trees(file: str, trees: dict[str, Any], marker: Marker, names: list[str]) -> None:
-    max_bytes = sum(each.size for each in marker.files.values())
-    for name in names:
-        if name not in trees:
-            raise CheckpointError(f"{file} has no state of {name!r}.")
-        try:
-            state = state_tree.decode(
-                trees[name], lambda entry: state_tree.check_reference(entry, max_bytes=max_bytes)
-            )
-        except CheckpointError as error:
-            raise CheckpointError(f"{file}: {name!r}: {error.message}") from error
-        if marker.objects[name] == "module" and not isinstance(state, dict):
-            raise CheckpointError(f"{file}: the state of {name!r} is not a dict.")
-
-
-def read_file(folder: Path, marker: Marker, name: str) -> None:
-    """Read what a file of a checkpoint says about itself. Raises CheckpointError if it makes no
-    sense.
-    """
-    if is_share(name):
-        with open_share(folder / name) as file:
-            read_header(file, name=name, size=os.fstat(file.fileno()).st_size)
-    elif name == OBJECTS_FILE:
-        read_objects(folder, marker)
-    elif name.startswith("state-") and name.endswith(".json"):
-        read_rank_state(folder, marker, name)
+    return dict(found)
 
 
 def read_into(file: FileIO, offset: int, target: torch.Tensor) -> None:
@@ -185,3 +128,85 @@ def read_into(file: FileIO, offset: int, target: torch.Tensor) -> None:
         if not count:
             raise CheckpointError(f"{file.name} ends before its last tensor does.")
         memory = memory[count:]
+
+
+# -- which checkpoint to resume from
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """The ranks that look for a checkpoint together."""
+
+    rank: int
+    world_size: int
+    group: Any
+
+    def broadcast(self, find: Callable[[], list[Path]]) -> list[Path]:
+        """Return what rank 0 finds: other ranks may see an older state of a network file system."""
+        found = find() if self.rank == 0 else []
+        if self.world_size == 1:
+            return found
+        objects: list[Any] = [found]
+        dist.broadcast_object_list(objects, src=0, group=self.group)
+        return list(objects[0])
+
+    def all_gather(self, problem: str | None) -> list[str | None]:
+        if self.world_size == 1:
+            return [problem]
+        problems: list[str | None] = [None] * self.world_size
+        dist.all_gather_object(problems, problem, group=self.group)
+        return problems
+
+
+def find_newest(
+    folder: Path, ranks: RankGroup, *, warn: Callable[[str], None]
+) -> tuple[Path | None, list[Path]]:
+    """Return a run's newest intact checkpoint, or None if it has no checkpoints, and the damaged
+    ones.
+    """
+    found = ranks.broadcast(lambda: list_checkpoints(folder))
+    damaged: dict[Path, str] = {}
+    for path in found:
+        problem = verify(path, ranks, warn=warn)
+        if problem is None:
+            return path, list(damaged)
+        damaged[path] = problem
+    if found:
+        # A run that has come this far must not silently start over.
+        problems = "; ".join(f"{path.name}: {problem}" for path, problem in damaged.items())
+        raise CheckpointError(
+            f"None of the {len(found)} checkpoints in {folder} is usable ({problems}).",
+            hint="To start over from scratch or from start_from, remove them: rm -r "
+            f"{folder}/step-*",
+        )
+    return None, []
+
+
+def find_start(path: Path, ranks: RankGroup, *, warn: Callable[[str], None]) -> Path:
+    """Return the newest intact checkpoint of a run folder or checkpoints folder, or `path` if it
+    is one.
+    """
+    for folder in ranks.broadcast(lambda: find_checkpoints(path)):
+        if verify(folder, ranks, warn=warn) is None:
+            return folder
+    raise CheckpointError(
+        f"There is no complete checkpoint at {path}.",
+        hint="Give a run folder, its checkpoints folder, or one checkpoint (step-...).",
+    )
+
+
+def verify(folder: Path, ranks: RankGroup, *, warn: Callable[[str], None]) -> str | None:
+    """Check sizes and checksums, each rank a part of the files. Every rank gets the
+    first problem found.
+    """
+    try:
+        marker = read_marker(folder)
+        files = sorted(marker.files.items(), key=lambda item: (-item[1].size, item[0]))
+        part = files[ranks.rank :: ranks.world_size]
+        problem = find_damage(folder, part)
+    except CheckpointError as error:
+        problem = error.message.rstrip(".")
+    problems = [problem for problem in ranks.all_gather(problem) if problem]
+    if problems and ranks.rank == 0:
+        warn(f"skipping checkpoint {folder.name}: {problems[0]}")
+    return problems[0] if problems else None

@@ -13,9 +13,9 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from paceline.errors import CheckpointError
 from paceline.runtime import randomness
+from paceline.runtime.checkpoint import sharded_state as sharded
 from paceline.runtime.checkpoint import state_tree
 from paceline.runtime.checkpoint.reader import CheckpointReader
-from paceline.runtime.checkpoint.sharded import state as sharded
 from paceline.runtime.checkpoint.state_tree import METADATA_KEY
 from paceline.runtime.randomness import seed_rank
 
@@ -277,41 +277,31 @@ def load_module(
     warn: Callable[[str], None],
 ) -> None:
     """Load a module's state. Without `strict`, load what fits, and warn about the rest."""
-    problems = _mismatches(state, current)
-    if problems and strict and not _translates(module):
-        raise _does_not_fit(name, problems)  # before anything is changed
     state = OrderedDict(state)
     # The versions by which modules recognize the state of an older class.
     state._metadata = {key: metadata.get(key, {"version": 1}) for key, _ in module.named_modules()}
-    if strict:
-        try:
-            with _explain_errors(name):
-                module.load_state_dict(state)
-        except CheckpointError as error:
-            if problems:
-                raise _does_not_fit(name, problems) from error
-            raise
-        return
-    for key in [
+    misshapen = [
         key for key in state if key in current and not _same_shape(state[key], current[key])
-    ]:
-        del state[key]
+    ]
+    if not strict:
+        for key in misshapen:
+            del state[key]
     with _explain_errors(name):
-        module.load_state_dict(state, strict=False)
+        found = module.load_state_dict(state, strict=strict)
+    if strict or found is None:
+        return
+    missing = [key for key in found.missing_keys if key not in misshapen]
+    problems = [
+        f"{what}: {listed(keys)}"
+        for what, keys in (
+            ("wrong shape", misshapen),
+            ("missing in the checkpoint", missing),
+            ("unexpected in the checkpoint", found.unexpected_keys),
+        )
+        if keys
+    ]
     if problems:
         warn(f"{name!r} is loaded only partially; {'; '.join(problems)}")
-
-
-def _translates(module: torch.nn.Module) -> bool:
-    """Return whether a module may accept other keys and shapes than its own: by a hook, or a
-    method of its class.
-    """
-    return any(
-        each._load_state_dict_pre_hooks
-        or type(each).load_state_dict is not torch.nn.Module.load_state_dict
-        or not type(each)._load_from_state_dict.__module__.startswith("torch.")
-        for each in module.modules()
-    )
 
 
 def _drop_misshapen(name: str, optimizer: Any, state: dict[str, Any], options: Options) -> None:
@@ -352,35 +342,6 @@ def _same_shape(saved: Any, current: Any) -> bool:
     if not isinstance(saved, torch.Tensor) or not isinstance(current, torch.Tensor):
         return True
     return isinstance(current, LAZY) or isinstance(saved, LAZY) or saved.shape == current.shape
-
-
-def _mismatches(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Describe keys and shapes that don't fit."""
-    missing = [key for key in current if key not in saved]
-    unexpected = [key for key in saved if key not in current]
-    shapes = [
-        f"{key} {tuple(saved[key].shape)} instead of {tuple(current[key].shape)}"
-        for key in current
-        if key in saved and not _same_shape(saved[key], current[key])
-    ]
-    problems = []
-    for problem, keys in (
-        ("missing in the checkpoint", missing),
-        ("unexpected in the checkpoint", unexpected),
-        ("wrong shape", shapes),
-    ):
-        if keys:
-            more = f" and {len(keys) - MAX_KEYS_SHOWN} more" if len(keys) > MAX_KEYS_SHOWN else ""
-            problems.append(f"{problem}: {', '.join(keys[:MAX_KEYS_SHOWN])}{more}")
-    return problems
-
-
-def _does_not_fit(name: str, problems: list[str]) -> CheckpointError:
-    return CheckpointError(
-        f"The checkpoint doesn't fit {name!r}; {'; '.join(problems)}.",
-        hint="Resume with the model that was saved, or load what fits: run.resume(..., "
-        "strict=False).",
-    )
 
 
 @contextmanager

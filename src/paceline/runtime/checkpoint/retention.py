@@ -12,12 +12,12 @@ import shutil
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from paceline.contract.checkpoint import (
     CHECKPOINT_MARKER,
     REMOVED,
     Marker,
-    Score,
     checkpoint_name,
     choose_best,
     is_better,
@@ -66,17 +66,14 @@ def steps_to_keep(markers: list[Marker], policy: RetentionPolicy) -> set[int]:
     return keep if best is None else keep | {best[0]}
 
 
-def attach(checkpoint: Path, score: Score) -> bool:
-    """Write a score into a committed checkpoint. Return whether there is one."""
-    try:
+def attach(checkpoint: Path, score: dict[str, Any]) -> None:
+    """Write a score into a committed checkpoint, if there is one that can be written."""
+    with contextlib.suppress(CheckpointError, OSError):
         marker = read_marker(checkpoint)
-        meta = {**(marker.meta if isinstance(marker.meta, dict) else {}), **score.to_meta()}
-        write_atomically(
-            checkpoint / CHECKPOINT_MARKER, replace(marker, meta=meta).to_json(), sync=True
-        )
-    except (CheckpointError, OSError):
-        return False
-    return True
+        meta = {**(marker.meta if isinstance(marker.meta, dict) else {}), **score}
+        if meta != marker.meta:
+            text = replace(marker, meta=meta).to_json()
+            write_atomically(checkpoint / CHECKPOINT_MARKER, text, sync=True)
 
 
 def is_new_best(value: float, folder: Path, policy: RetentionPolicy) -> bool:
@@ -160,15 +157,10 @@ def remove_leftovers(folder: Path, *, attempt: int, before: int | None = None) -
     except OSError:
         return
     for name in names:
-        match = re.fullmatch(r"step-\d+\.(tmp|removed)-(\d+)(?:-(\d+))?(\.failed)?", name)
+        match = re.fullmatch(r"step-\d+\.(tmp|removed)-(\d+)(?:-(\d+))?", name)
         if match is None:
             continue
         is_current = int(match[2]) == attempt and match[1] == "tmp"
         if is_current and before is not None and int(match[3] or 0) >= before:
             continue
-        path = folder / name
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
-                path.unlink()
+        shutil.rmtree(folder / name, ignore_errors=True)

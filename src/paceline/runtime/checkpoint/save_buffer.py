@@ -1,7 +1,12 @@
-"""The in-memory image of a share's file: header and tensors, block by block. Saving copies tensors
-into it.
+"""What a rank writes into its file of a checkpoint, and the memory in which that file is made.
 
-The memory is mapped once and reused, because touched pages cost nothing at the next save. It isn't
+Each rank has a share: an even part of the bytes of all replicated tensors, and its own state. It
+computes the split alone from names, dtypes and shapes, which are the same on all ranks; rank 0
+compares the digests in their reports to make sure. Buffers may differ between ranks, so rank 0
+writes them alone: parts of several ranks would not fit together.
+
+The memory is an image of the file, header and tensors, block by block; saving copies tensors into
+it. It is mapped once and reused, because touched pages cost nothing at the next save. It isn't
 inherited by forked processes: with data-loader workers, every page would be copied on write at the
 next save. On CUDA it is page-locked, and small tensors are packed on the device first, so that
 thousands of them take few copies.
@@ -10,16 +15,16 @@ thousands of them take few copies.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import mmap
-import threading
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from paceline.contract.safetensors import BLOCK, Piece
-from paceline.runtime.checkpoint.shares import SMALL, Share, make_share, signature
-from paceline.runtime.checkpoint.state_tree import TORCH_DTYPES, StateTensors
+from paceline.contract.safetensors import BLOCK, Piece, make_header
+from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES, TORCH_DTYPES, StateTensors
 
 # PYFUNCTYPE keeps the interpreter lock: releasing it would let other threads take it thousands of
 # times.
@@ -27,6 +32,115 @@ _copy = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, cty
     ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
 )
 PACK_BYTES = 64 << 20  # device memory in which small tensors are packed
+SMALL = 1 << 20  # smaller pieces are packed on a GPU before they are copied to the host
+MIN_SHARE = 1 << 18  # fewer bytes are not worth a file of their own
+
+Signature = list[tuple[str, torch.Size, torch.dtype]]
+
+
+def signature(tensors: Mapping[str, torch.Tensor]) -> Signature:
+    return [(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()]
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's part of the state: its pieces in file order, the file's header, and a digest to
+    compare.
+    """
+
+    pieces: list[Piece]
+    header: bytes
+    nbytes: int  # of the pieces, without the header
+    digest: str
+    # local parts of sharded tensors, after the file: name, offset, bytes
+    local: list[tuple[str, int, int]]
+    local_nbytes: int
+
+
+def make_share(
+    tensors: Mapping[str, torch.Tensor],
+    sharded: Mapping[str, Any],
+    *,
+    own: Mapping[str, torch.Tensor],
+    rank_zero: Collection[str] = (),
+    rank: int,
+    world_size: int,
+) -> Share:
+    """Return the share of `rank`, with its own tensors. Wider elements come first, so that every
+    piece is aligned.
+    """
+    digest, all_tensors = _digest(tensors, sharded, rank_zero), tensors
+    if rank_zero:
+        own = {**own, **{name: tensors[name] for name in rank_zero}} if rank == 0 else own
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in rank_zero}
+    total = sum(tensor.nbytes for tensor in all_tensors.values())
+    # bytes that rank 0 writes in any case
+    first = total - sum(tensor.nbytes for tensor in tensors.values())
+    writers = max(1, min(world_size, total // MIN_SHARE))
+    low, high = (
+        max(0, total * min(number, writers) // writers - first) for number in (rank, rank + 1)
+    )
+    pieces: list[Piece] = []
+    position = offset = 0
+    for name, tensor in sorted([*tensors.items(), *own.items()], key=_sort_key):
+        size = tensor.element_size()
+        is_own = name in own
+        # Elements are never split: the one at the boundary belongs to the lower rank.
+        start = 0 if is_own else min(max(-(-(low - position) // size), 0), tensor.numel())
+        stop = (
+            tensor.numel() if is_own else min(max(-(-(high - position) // size), 0), tensor.numel())
+        )
+        is_whole = start == 0 and stop == tensor.numel() and (stop > 0 or rank == 0)
+        if stop > start or is_whole:
+            nbytes = (stop - start) * size
+            pieces.append(
+                Piece(
+                    name=name,
+                    dtype=DTYPE_NAMES[tensor.dtype],
+                    shape=tuple(tensor.shape),
+                    start=start,
+                    stop=stop,
+                    offset=offset,
+                    nbytes=nbytes,
+                    is_whole=is_whole,
+                )
+            )
+            offset += nbytes
+        position += 0 if is_own else tensor.nbytes
+    local, local_nbytes = _local_parts(sharded)
+    return Share(
+        pieces=pieces,
+        header=make_header(pieces),
+        nbytes=offset,
+        digest=digest,
+        local=local,
+        local_nbytes=local_nbytes,
+    )
+
+
+def _sort_key(item: tuple[str, torch.Tensor]) -> tuple[int, bool, str, str]:
+    name, tensor = item
+    return -tensor.element_size(), tensor.nbytes < SMALL, tensor.device.type, name
+
+
+def _local_parts(sharded: Mapping[str, Any]) -> tuple[list[tuple[str, int, int]], int]:
+    parts, offset = [], 0
+    for name, tensor in sorted(
+        sharded.items(), key=lambda item: (-item[1].element_size(), item[0])
+    ):
+        nbytes = tensor.to_local().nbytes
+        parts.append((name, offset, nbytes))
+        offset += nbytes
+    return parts, offset
+
+
+def _digest(
+    tensors: Mapping[str, torch.Tensor], sharded: Mapping[str, Any], rank_zero: Collection[str]
+) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for name, tensor in [*sorted(tensors.items(), key=_sort_key), *sorted(sharded.items())]:
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {name in rank_zero}\n".encode())
+    return digest.hexdigest()
 
 
 @dataclass
@@ -204,43 +318,9 @@ class ImageCache:
         self.rank, self.world_size = rank, world_size
         self._image: Image | None = None
         self._layout: Any = None
-        self._preparation: threading.Thread | None = None
-
-    @property
-    def is_preparing(self) -> bool:
-        return self._preparation is not None and self._preparation.is_alive()
-
-    def prepare(self, state: StateTensors) -> None:
-        """Map, touch and page-lock the image for this state in a thread, so that the first save is
-        fast too.
-        """
-        self._join()
-        layout = _layout(state)
-        if self._image is not None and self._layout == layout:
-            return
-        self.release()
-        device = next((tensor.device for tensor in state.tensors.values() if tensor.is_cuda), None)
-
-        def make() -> None:
-            image = self._make(state)
-            image.touch()
-            if device is not None:
-                # otherwise this thread opens a context on the first GPU
-                torch.cuda.set_device(device)
-                image.pin()
-            self._image, self._layout = image, layout
-
-        self._preparation = threading.Thread(
-            target=make, name="paceline-checkpoint-memory", daemon=True
-        )
-        try:
-            self._preparation.start()
-        except RuntimeError:  # the interpreter is shutting down; the save maps its memory itself
-            self._preparation = None
 
     def get(self, state: StateTensors) -> Image:
         """Return an image that fits this state."""
-        self._join()
         layout = _layout(state)
         if self._image is None or self._layout != layout:
             self.release()
@@ -249,7 +329,6 @@ class ImageCache:
         return self._image
 
     def release(self) -> None:
-        self._join()
         if self._image is not None:
             self._image.close()
             self._image = None
@@ -265,11 +344,6 @@ class ImageCache:
                 world_size=self.world_size,
             )
         )
-
-    def _join(self) -> None:
-        if self._preparation is not None:
-            self._preparation.join()
-            self._preparation = None
 
 
 def _layout(state: StateTensors) -> Any:

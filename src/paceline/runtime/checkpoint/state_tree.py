@@ -10,11 +10,10 @@ from __future__ import annotations
 import base64
 import collections
 import ctypes
+import hashlib
 import json
-import math
-import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -22,13 +21,15 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from paceline.contract.safetensors import DTYPES, ITEM_SIZES, MAX_SIZE
+from paceline.contract.safetensors import DTYPES
 from paceline.errors import CheckpointError
 
 PLAIN = (type(None), bool, int, float, str)
 
 METADATA_KEY = "$metadata"  # next to the trees of objects: versions of the classes of modules
 
+MAX_SAMPLE = 1 << 16  # elements of an object's tensors that ranks compare
+MIN_SAMPLE = 64  # of each tensor
 MAX_INLINE = 1 << 16  # bytes; larger tensors of one rank go into its share of the tensors
 
 TORCH_DTYPES = {
@@ -335,6 +336,7 @@ def decode(value: Any, fetch: Callable[[dict[str, Any]], Any]) -> Any:
         AttributeError,
         OverflowError,
         RecursionError,
+        RuntimeError,
     ) as error:
         problem = f"{type(error).__name__}: {str(error).rstrip('.')}"
         raise CheckpointError(
@@ -389,55 +391,9 @@ def tensor_references(value: Any) -> Iterator[dict[str, Any]]:
 def _decode_number(body: Any, _: Callable[[Any], Any]) -> Any:
     import numpy
 
-    if numpy.dtype(body[0]).kind not in "biufc":
-        raise CheckpointError(f"The checkpoint holds a number of the unknown type {body[0]!r}.")
     return numpy.dtype(body[0]).type(
         body[1] if type(body[1]) is not dict else complex(*body[1]["$complex"])
     )
-
-
-def _decode_dtype(body: Any, _: Callable[[Any], Any]) -> torch.dtype:
-    dtype = getattr(torch, body, None)
-    if not isinstance(dtype, torch.dtype):
-        raise CheckpointError(f"The checkpoint holds the unknown dtype {body!r}.")
-    return dtype
-
-
-def _decode_device(body: Any, _: Callable[[Any], Any]) -> torch.device:
-    try:
-        return torch.device(str(body))
-    except RuntimeError:
-        raise CheckpointError(f"The checkpoint holds the unknown device {body!r}.") from None
-
-
-def check_reference(reference: dict[str, Any], *, max_bytes: int) -> torch.Tensor:
-    """Return an empty tensor for a reference that makes sense; otherwise raise ValueError or
-    KeyError.
-
-    No tensor is larger than all files of the checkpoint together, `max_bytes`.
-    """
-    if "$inline" in reference:
-        return fetch_inline(reference)
-    if not isinstance(reference.get("$tensor", reference.get("$sharded")), str):
-        raise ValueError(f"unknown reference {reference}")
-    if "$sharded" in reference:
-        count = count_elements(reference["shape"])
-        if count * ITEM_SIZES[reference["dtype"]] > max_bytes:
-            raise ValueError(
-                f"{reference['$sharded']} has the impossible shape {reference['shape']}"
-            )
-        if not all(re.fullmatch(r"R|S\d{1,2}", code) for code in reference["placements"]):
-            raise ValueError(f"unknown placements {reference['placements']}")
-    return torch.empty(0)
-
-
-def count_elements(shape: Any) -> int:
-    """Return the number of elements of a shape. Raises ValueError if it is none."""
-    if type(shape) is not list or not all(
-        type(extent) is int and 0 <= extent < MAX_SIZE for extent in shape
-    ):
-        raise ValueError(f"{shape} is not a shape")
-    return math.prod(shape)
 
 
 DECODERS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
@@ -451,8 +407,8 @@ DECODERS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
     "$size": lambda body, _: torch.Size(body),
     "$bytes": lambda body, _: base64.b64decode(body),
     "$complex": lambda body, _: complex(*body),
-    "$dtype": _decode_dtype,
-    "$device": _decode_device,
+    "$dtype": lambda body, _: getattr(torch, body),
+    "$device": lambda body, _: torch.device(body),
     "$ndarray": lambda body, inner: inner(body).numpy(),
     "$number": _decode_number,
 }
@@ -474,8 +430,40 @@ def fetch_inline(entry: dict[str, Any]) -> torch.Tensor:
     """Return a tensor that `store_inline` encoded."""
     raw = bytearray(base64.b64decode(entry["$inline"]))
     dtype = TORCH_DTYPES[entry["dtype"]]
-    if count_elements(entry["shape"]) * ITEM_SIZES[entry["dtype"]] != len(raw):
-        raise ValueError(f"a tensor of {len(raw)} bytes has the shape {entry['shape']}")
     if not raw:
         return torch.empty(entry["shape"], dtype=dtype)
     return torch.frombuffer(raw, dtype=dtype).reshape(entry["shape"])
+
+
+# -- state that differs between ranks
+# ------------------------------------------------------------------
+
+
+def digest_state(tree: Any, tensors: Iterable[torch.Tensor]) -> int:
+    """Return a digest of plain values and of evenly spaced elements of the tensors."""
+    tensors = list(tensors)
+    per_tensor = max(MIN_SAMPLE, MAX_SAMPLE // max(1, len(tensors)))
+    samples: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        flat = tensor.detach().reshape(-1)
+        samples.setdefault((tensor.device, tensor.dtype), []).append(
+            flat[:: max(1, len(flat) // per_tensor)]
+        )
+    # an int64, also when negated
+    digest = hashlib.blake2b(canonical_json(tree).encode(), digest_size=7)
+    digest.update(str([tensor.shape for tensor in tensors]).encode())
+    for parts in samples.values():
+        raw = torch.cat(parts).view(torch.uint8).cpu()
+        digest.update(ctypes.string_at(raw.data_ptr(), raw.numel()))
+    return int.from_bytes(digest.digest(), "little")
+
+
+def find_differing(digests: Mapping[str, int], group: Any) -> set[str]:
+    """Return the names whose digests are not the same on all ranks. A collective; all ranks pass
+    the same names.
+    """
+    values = torch.tensor(list(digests.values()), dtype=torch.int64)
+    highest = torch.cat([values, -values])
+    torch.distributed.all_reduce(highest, op=torch.distributed.ReduceOp.MAX, group=group)
+    top, bottom = highest.chunk(2)
+    return {name for name, same in zip(digests, (top == -bottom).tolist(), strict=True) if not same}

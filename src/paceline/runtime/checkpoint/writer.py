@@ -8,6 +8,7 @@ partial folder and nobody hangs.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,14 +21,12 @@ from typing import Any
 
 from paceline.contract.checkpoint import (
     CHECKPOINT_MARKER,
-    FAILED,
     OBJECTS_FILE,
     PARTIAL,
     FileChecksum,
     Marker,
     checkpoint_name,
     rank_suffix,
-    read_marker,
     share_file,
     state_file,
 )
@@ -35,20 +34,11 @@ from paceline.contract.run_folder import write_atomically
 from paceline.contract.safetensors import BLOCK
 from paceline.errors import CheckpointError, TakenOver
 from paceline.runtime.checkpoint import retention
+from paceline.runtime.checkpoint import sharded_state as sharded
 from paceline.runtime.checkpoint.save_buffer import Image
-from paceline.runtime.checkpoint.sharded import state as sharded
 
-ABANDONED = "rank 0 abandoned the save"
 # per write: large enough for any file system, small enough to notice a full one early
 WRITE_BYTES = 16 << 20
-
-
-class RankProblem(CheckpointError):
-    """Other ranks could not write their files. `reason` says why, without the ranks and files."""
-
-    def __init__(self, message: str, *, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass
@@ -77,7 +67,6 @@ class SaveTask:
     before_commit: Callable[[], None] | None = None
     on_commit: Callable[[], None] | None = None  # on rank 0: retention
     error: str | None = None
-    reason: str = ""  # of the error, without the rank and the file, which may be others each time
     taken_over: TakenOver | None = None  # on rank 0: why nothing may be saved any more
     seconds: float = 0.0
 
@@ -93,11 +82,6 @@ class SaveTask:
     def partial(self) -> Path:
         return self.folder / f"{self.final.name}{PARTIAL}{self.id}"
 
-    @property
-    def failed(self) -> Path:
-        """The file that rank 0 writes when it abandons the save."""
-        return self.partial.with_name(self.partial.name + FAILED)
-
 
 def run(task: SaveTask) -> None:
     """Do one save: the body of the thread. Never raises; sets `task.error` instead."""
@@ -108,13 +92,9 @@ def run(task: SaveTask) -> None:
         _write_report(task, {"digest": task.image.share.digest, "files": files})
         if task.rank == 0:
             _commit(task, _collect_reports(task))
-        elif task.failed.exists():
-            raise CheckpointError(ABANDONED)
-    except TakenOver as error:
-        task.error, task.reason, task.taken_over = error.message, error.message, error
-        _abandon(task)
     except Exception as error:
-        task.error, task.reason = _describe(error), _reason(error, task)
+        task.error = _describe(error)
+        task.taken_over = error if isinstance(error, TakenOver) else None
         _abandon(task)
     task.seconds = time.perf_counter() - start
     if task.rank == 0 and task.error is None and task.on_commit is not None:
@@ -230,9 +210,7 @@ def _collect_reports(task: SaveTask) -> dict[int, dict[str, Any]]:
             if rank not in reports and path.name in present:
                 reports[rank] = json.loads(path.read_text(encoding="utf-8"))
                 if "error" in reports[rank]:
-                    raise RankProblem(
-                        f"rank {rank}: {reports[rank]['error']}", reason=reports[rank]["reason"]
-                    )
+                    raise CheckpointError(f"rank {rank}: {reports[rank]['error']}")
                 if reports[rank]["digest"] != task.image.share.digest:
                     raise CheckpointError(
                         f"rank {rank} has different tensors than rank 0 (names, shapes or dtypes): "
@@ -242,8 +220,9 @@ def _collect_reports(task: SaveTask) -> dict[int, dict[str, Any]]:
             return reports
         if time.monotonic() > deadline:
             missing = sorted(set(range(task.world_size)) - set(reports))
-            reason = f"did not finish writing within {task.timeout:.0f} s"
-            raise RankProblem(f"ranks {missing} {reason}", reason=reason)
+            raise CheckpointError(
+                f"ranks {missing} did not finish writing within {task.timeout:.0f} s"
+            )
         time.sleep(pause)
         pause = min(pause * 1.5, 0.1)
 
@@ -299,65 +278,17 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _abandon(task: SaveTask) -> None:
-    """Remove what takes space, and tell the other ranks if the file system still allows it."""
-    try:
-        if task.rank == 0:
-            task.failed.touch()
-            shutil.rmtree(task.partial, ignore_errors=True)
-            return
+    """Remove what takes space, and tell rank 0 if the file system still allows it."""
+    if task.rank == 0:
+        shutil.rmtree(task.partial, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
         for path in task.partial.glob(f"*-{rank_suffix(task.rank, task.world_size)}*"):
             path.unlink(missing_ok=True)
-        _write_report(task, {"error": task.error, "reason": task.reason})
-    except OSError:
-        pass
-    # Rank 0 creates the failed file before it removes the folder: either our files are gone too, or
-    # we see it here.
-    if task.failed.exists():
-        shutil.rmtree(task.partial, ignore_errors=True)
+        _write_report(task, {"error": task.error})
 
 
 def _describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
     return str(error) or type(error).__name__
-
-
-def _reason(error: Exception, task: SaveTask) -> str:
-    if isinstance(error, RankProblem):
-        return error.reason
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return _describe(error).replace(task.partial.name, "")  # each save has another folder
-
-
-def wait_for_commit(task: SaveTask) -> None:
-    """On ranks other than 0, wait until the checkpoint is committed or has certainly failed."""
-    deadline, pause, gone_since = time.monotonic() + task.timeout, 0.002, None
-    while task.error is None:
-        try:
-            present = os.listdir(task.folder)
-        except OSError as error:
-            task.error = _describe(error)
-            return
-        if task.final.name in present and _is_committed(task):
-            return
-        if task.failed.name in present:
-            task.error = ABANDONED
-        elif task.partial.name in present:
-            gone_since = None
-        elif gone_since is None:
-            gone_since = time.monotonic()
-        # neither partial nor final: one listing may miss a rename
-        elif time.monotonic() - gone_since > 2:
-            task.error = ABANDONED
-        if time.monotonic() > deadline:
-            task.error = f"rank 0 did not commit within {task.timeout:.0f} s"
-        time.sleep(pause)
-        pause = min(pause * 1.5, 0.1)
-
-
-def _is_committed(task: SaveTask) -> bool:
-    try:
-        return read_marker(task.final).save == task.id
-    except CheckpointError:
-        return False

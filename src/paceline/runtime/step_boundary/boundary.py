@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.contract.jsonl import EventWriter
-from paceline.runtime.checkpoint import CheckpointManager, Restored
+from paceline.runtime.checkpoint.manager import CheckpointManager, Restored
 from paceline.runtime.console import note
 from paceline.runtime.metrics.metrics import Metrics
 from paceline.runtime.metrics.progress_bar import ProgressBar
@@ -19,7 +19,6 @@ from paceline.runtime.step_boundary.checkpoint_schedule import CheckpointSchedul
 from paceline.runtime.step_boundary.heartbeat import Heartbeat
 from paceline.runtime.step_boundary.nonfinite import NonFiniteLossCheck
 from paceline.runtime.step_boundary.profiler import ProfilerWindow
-from paceline.runtime.step_boundary.start_phases import StartPhases
 from paceline.runtime.step_boundary.stop_consensus import (
     BATCH,
     MINUS_BAD_STEP,
@@ -43,6 +42,33 @@ SAME_BATCH = (
 )
 
 
+class StartPhases:
+    """A clock with names: each mark says how long it is since the one before."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def mark(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = round(now - self._last, 3)
+        self._last = now
+
+    def take_out(self, name: str, seconds: float) -> None:
+        """Count a part of the phase that goes on under another name."""
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + seconds, 3)
+        self._last += seconds
+
+    def finish(self, waited: float) -> dict[str, float]:
+        """Return all phases. The last two are the first batch, for which the loop has waited, and
+        the first step.
+        """
+        took = time.perf_counter() - self._last
+        self.seconds["first_batch"] = round(waited, 3)
+        self.seconds["first_step"] = round(max(0.0, took - waited), 3)
+        return self.seconds
+
+
 class Boundary:
     """Runs what happens between steps, in order. Its parts do not know each other."""
 
@@ -63,7 +89,7 @@ class Boundary:
         phases: StartPhases,
     ) -> None:
         self.consensus = StopConsensus(group)
-        self.signals = StopSignals(heartbeat, self.consensus.expedite)
+        self.signals = StopSignals(heartbeat, self.consensus.expedite, metrics.finish_alone)
         self.heartbeat = heartbeat
         self.events = events
         self.metrics = metrics
@@ -93,17 +119,6 @@ class Boundary:
         self._save_requested = False  # agreed; waits for a training boundary
         self._stop_deferred = False  # agreed during an evaluation; waits for a training boundary
         self._heartbeat_on = heartbeat.is_on
-        self._has_extra_work = True
-
-    def _needs_extra_work(self) -> bool:
-        """Return whether boundaries have more to do than heartbeat and consensus."""
-        return (
-            self._save_requested
-            or self._evaluated
-            or self.checkpoint_schedule.counts_steps
-            or self.profiler.is_on
-            or self.progress.is_shown
-        )
 
     def begin_loop(self, *, epoch: int, done: int, total: int | None) -> None:
         """Begin a loop of `total` steps, of which `done` are already done."""
@@ -114,7 +129,6 @@ class Boundary:
         self.consensus.begin_loop()
         self.stragglers.discard()
         self.metrics.throughput.begin_loop()
-        self._has_extra_work = self._needs_extra_work()
 
     def end_loop(self) -> None:
         self.metrics.throughput.end_loop()
@@ -154,7 +168,7 @@ class Boundary:
         if self.consensus.any_rank(
             (saved and schedule.has_changed()) or schedule.is_new_best(step)
         ):
-            self._save(step, next_epoch=epoch, replace=True)
+            self.save(step, next_epoch=epoch, replace=True)
 
     # -- called by the loop
     # ----------------------------------------------------------------------------
@@ -197,30 +211,26 @@ class Boundary:
         if tick >= consensus.due:
             self._run_consensus()
             if self.stopping:
-                self._save(step, wait=True)
+                self.save(step, wait=True)
                 self._stop(step)
             if self.replicas.on:
                 self.replicas.begin(step)
             if self.stragglers.on:
                 self.stragglers.mark_start()
-        if self._has_extra_work:
-            self._do_extra_work(step)
-
-    def _do_extra_work(self, step: int) -> None:
-        evaluated, self._evaluated = self._evaluated, False
+        evaluated = self._evaluated
         if evaluated:
+            self._evaluated = False
             self._flush_metrics()
-            evaluated = self.consensus.any_rank(self.checkpoint_schedule.is_new_best(step))
+            evaluated = consensus.any_rank(self.checkpoint_schedule.is_new_best(step))
         if evaluated or self._save_requested or self.checkpoint_schedule.due_by_step(step):
-            self._save(step)
+            self.save(step)
             if self.stopping:  # the save ran a consensus, in which a rank requested a stop
-                self._save(step, wait=True)
+                self.save(step, wait=True)
                 self._stop(step)
         if self.profiler.is_on:
             self.profiler.after_step(step)
-        if time.perf_counter() >= self.progress.due:
+        if self.progress.is_shown and time.perf_counter() >= self.progress.due:
             self.progress.update(self.epoch_step, self.metrics.latest, self.metrics.latest_rates)
-        self._has_extra_work = self._needs_extra_work()
 
     def after_forward(self, step: int, *, in_a_step: bool) -> None:
         """Run the boundary after a batch of evaluation. A stop saves the state of the last training
@@ -232,7 +242,7 @@ class Boundary:
         """
         self.heartbeat.write(step)
         if in_a_step and self.checkpoint_schedule.best:
-            self._evaluated = self._has_extra_work = True
+            self._evaluated = True
         consensus = self.consensus
         consensus.tick += 1
         if consensus.tick < consensus.due or self._stop_deferred:
@@ -250,7 +260,7 @@ class Boundary:
             return
         if step > 0 and step != self.checkpoint_schedule.last_step:
             self.checkpoint_schedule.restore_snapshot()
-            self._save(step, wait=True)
+            self.save(step, wait=True)
         self._stop(step)
 
     def poll(self, step: int, *, may_save: bool) -> bool:
@@ -264,18 +274,8 @@ class Boundary:
                 self.replicas.begin(step)
         due = self._save_requested or self.checkpoint_schedule.due_by_step(step)
         if due and may_save and not self.stopping:
-            self._save(step)
+            self.save(step)
         return self.stopping
-
-    def save(
-        self, step: int, *, wait: bool = False, replace: bool = False, next_epoch: int | None = None
-    ) -> None:
-        """Save at the script's request, or at the end. Called on all ranks.
-
-        With `next_epoch`, a resume begins that epoch. With `replace`, a checkpoint of this step is
-        replaced.
-        """
-        self._save(step, wait=wait, replace=replace, next_epoch=next_epoch)
 
     def any_rank_changed(self) -> bool:
         """Return whether the objects have changed since the snapshot. Blocks; all ranks call it."""
@@ -341,7 +341,7 @@ class Boundary:
             if reduced[BATCH] == -reduced[MINUS_BATCH] and self.checkpoint_schedule.rank == 0:
                 note(SAME_BATCH)
         if reduced[SAVE]:
-            self._save_requested = self._has_extra_work = True
+            self._save_requested = True
         self.stopping |= bool(reduced[STOP])
         if self.stragglers.on:
             seconds = self.consensus.seconds
@@ -353,9 +353,14 @@ class Boundary:
     # -- save and stop
     # ---------------------------------------------------------------------------------
 
-    def _save(
+    def save(
         self, step: int, *, wait: bool = False, replace: bool = False, next_epoch: int | None = None
     ) -> None:
+        """Save this step. Called on all ranks.
+
+        With `next_epoch`, a resume begins that epoch. With `replace`, a checkpoint of this step is
+        replaced.
+        """
         if self.checkpoint_schedule.checkpoints is None:
             self._save_requested = False
             return

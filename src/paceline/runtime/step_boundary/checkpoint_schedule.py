@@ -4,18 +4,26 @@ step.
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from paceline.contract.jsonl import EventWriter
-from paceline.runtime.checkpoint import CheckpointManager, Restored, RetentionPolicy, Saved
+from paceline.runtime.checkpoint.manager import CheckpointManager, Restored, Saved
+from paceline.runtime.checkpoint.retention import RetentionPolicy
+from paceline.runtime import randomness
 from paceline.runtime.settings import Settings, best_metric
-from paceline.runtime.step_boundary.state_snapshot import Snapshot
+from paceline.runtime.training.checksum import Checksum, is_comparable
+
+MAX_COPY = 1 << 20  # bytes of tensors; larger states are not copied
+
+LAZY = (UninitializedParameter, UninitializedBuffer)
 
 
 class CheckpointSchedule:
@@ -38,10 +46,8 @@ class CheckpointSchedule:
         self._best_mode = best[1] if best else "min"
         # of the last boundary, or of the last `run.save` or `run.resume`
         self.snapshot: Snapshot | None = None
-        # whether an optimizer has stepped since the last step was counted; only with `best`
-        self.updated = False
-        # steps at which `best` was logged of weights that are saved with the next step
-        self._early: set[int] = set()
+        # steps at which `best` was logged by hand, of weights that are saved with the next step
+        self._belongs_to_next: set[int] = set()
 
     def policy(self) -> RetentionPolicy:
         """Return which checkpoints to keep."""
@@ -56,8 +62,6 @@ class CheckpointSchedule:
         self, checkpoints: CheckpointManager, objects: dict[str, Any], *, strict: bool
     ) -> Restored | None:
         """Register these objects, and load the newest complete checkpoint into them."""
-        if self.checkpoints is not None:  # of an earlier `run.resume`
-            self.checkpoints.close()
         self.checkpoints = checkpoints
         self._objects = objects
         checkpoints.register(**objects)
@@ -71,10 +75,6 @@ class CheckpointSchedule:
         self._since = time.perf_counter()
         if found is not None and found.own:
             self.last_step = found.step
-        if self.best is not None:
-            for each in objects.values():
-                if isinstance(each, torch.optim.Optimizer):
-                    each.register_step_post_hook(self._on_update)
         self.take_snapshot()
         return found
 
@@ -142,26 +142,16 @@ class CheckpointSchedule:
     # -- the best checkpoint
     # ---------------------------------------------------------------------------
 
-    def _on_update(self, *_: Any) -> None:
-        self.updated = True
-
-    def count_step(self) -> None:
-        """A loop by hand has counted a step: its state is no longer that of the snapshot."""
-        self.updated, self.snapshot = False, None
-
-    def note_early(self, step: int) -> None:
-        """In a loop by hand, what is logged after an update belongs to the step that is counted
-        next.
-        """
-        if self.updated:
-            self._early.add(step)
+    def note_by_hand(self, step: int) -> None:
+        """In a loop by hand, what is logged belongs to the step that is counted next."""
+        self._belongs_to_next.add(step)
 
     def record_best(self, step: int, value: float) -> None:
         """Attach a value of the metric `best` to the checkpoint of the weights that it was
         computed with.
         """
-        if step in self._early:
-            self._early.discard(step)
+        if step in self._belongs_to_next:
+            self._belongs_to_next.discard(step)
             step += 1
         if self.checkpoints is not None and self.rank == 0:
             self.checkpoints.attach(step, value)
@@ -219,3 +209,128 @@ class CheckpointSchedule:
         if self.checkpoints is not None:
             self._write_events(self.checkpoints.close(wait=wait))
             self.checkpoints = None
+
+
+class Snapshot:
+    """Copies schedulers, learning rates, random generators and other small state.
+
+    Weights, optimizer state and large states are not copied. Their checksum shows whether they have
+    changed.
+    """
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._objects = dict(objects)
+        self._rng = randomness.capture()
+        self._small = _small_states(self._objects)
+        self._weights = _checksum(_weights(self._objects, self._small))
+        self._buffers = _checksum(_buffers(self._objects))
+
+    def weights_changed(self) -> bool:
+        """Return whether weights, optimizer state or large states differ now."""
+        return self._weights.value() != _checksum(_weights(self._objects, self._small)).value()
+
+    def has_changed(self, *, rank: int) -> bool:
+        """Return whether any state but the random generators differs now. Of buffers, only rank
+        0's count.
+        """
+        if self.weights_changed() or not _equal(self._small, _small_states(self._objects)):
+            return True
+        return rank == 0 and self._buffers.value() != _checksum(_buffers(self._objects)).value()
+
+    def restore(self) -> None:
+        """Return to this state, except for weights and large states."""
+        for name, state in copy.deepcopy(self._small).items():
+            stateful = self._objects[name]
+            if isinstance(stateful, torch.optim.Optimizer):
+                for group, saved in zip(stateful.param_groups, state, strict=True):
+                    group.update(saved)
+            else:
+                stateful.load_state_dict(state)
+        randomness.restore(self._rng)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Run the body in this state, then return to the current one."""
+        now = Snapshot(self._objects)
+        self.restore()
+        try:
+            yield
+        finally:
+            now.restore()
+
+
+def _small_states(objects: Mapping[str, Any]) -> dict[str, Any]:
+    states = {}
+    for name, stateful in objects.items():
+        if isinstance(stateful, torch.optim.Optimizer):
+            states[name] = [_without_parameters(group) for group in stateful.param_groups]
+        elif not isinstance(stateful, torch.nn.Module) and not hasattr(stateful, "micro_batches"):
+            state = stateful.state_dict()
+            if _tensor_bytes(state) <= MAX_COPY:
+                states[name] = copy.deepcopy(state)
+    return states
+
+
+def _weights(objects: Mapping[str, Any], small: Mapping[str, Any]) -> list[torch.Tensor]:
+    found: list[Any] = []
+    for name, stateful in objects.items():
+        if isinstance(stateful, torch.nn.Module):
+            # Not the parameters themselves: after a forward, FSDP may hold them unsharded.
+            state = stateful.state_dict()
+            found += [state.get(key) for key, _ in stateful.named_parameters()]
+        elif isinstance(stateful, torch.optim.Optimizer):
+            found += _tensors(stateful.state)
+        elif name not in small and not hasattr(stateful, "micro_batches"):
+            found += _tensors(stateful.state_dict())
+    return [each for each in found if isinstance(each, torch.Tensor)]
+
+
+def _buffers(objects: Mapping[str, Any]) -> list[torch.Tensor]:
+    modules = [each for each in objects.values() if isinstance(each, torch.nn.Module)]
+    return [buffer for module in modules for buffer in module.buffers()]
+
+
+def _checksum(tensors: list[Any]) -> Checksum:
+    """Return the checksum of this rank's parts of the tensors."""
+    known = [each for each in tensors if not isinstance(each, LAZY)]
+    local = [each.to_local() if hasattr(each, "to_local") else each for each in known]
+    return Checksum(each for each in local if is_comparable(each))
+
+
+def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
+    return copy.deepcopy({key: value for key, value in group.items() if key != "params"})
+
+
+def _tensors(state: Any) -> list[torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        return [state]
+    if isinstance(state, dict):
+        state = state.values()
+    elif not isinstance(state, (list, tuple)):
+        return []
+    return [tensor for each in state for tensor in _tensors(each)]
+
+
+def _tensor_bytes(state: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(state))
+
+
+def _equal(first: Any, second: Any) -> bool:
+    """Return whether two states are equal. If in doubt, they are not."""
+    if isinstance(first, torch.Tensor) or isinstance(second, torch.Tensor):
+        same_kind = (
+            type(first) is type(second)
+            and first.shape == second.shape
+            and first.dtype == second.dtype
+        )
+        return same_kind and bool(torch.equal(first, second))
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(
+            _equal(first[key], second[key]) for key in first
+        )
+    if isinstance(first, (list, tuple)) and type(first) is type(second):
+        return len(first) == len(second) and all(map(_equal, first, second))
+    try:
+        return bool(first == second) or repr(first) == repr(second)
+    except (TypeError, ValueError, RuntimeError):
+        return False

@@ -56,12 +56,15 @@ class StopSignals:
     nothing to save yet. One that reaches it in that moment stops like the others.
     """
 
-    def __init__(self, heartbeat: Heartbeat, notify: Callable[[], None]) -> None:
+    def __init__(
+        self, heartbeat: Heartbeat, notify: Callable[[], None], before_end: Callable[[], None]
+    ) -> None:
         self.requested = False
         self.is_leaving = False  # this rank has failed itself: it writes what it has, and exits
         self.is_urgent = False  # a scheduler's SIGTERM: SIGKILL follows within seconds
         self._heartbeat = heartbeat
         self._notify = notify
+        self._before_end = before_end  # called once if the agent ends this rank
         self._previous: dict[int, Any] = {}
 
     def install(self) -> None:
@@ -85,6 +88,8 @@ class StopSignals:
             # stop.
             if self.is_leaving:
                 return
+            self.is_leaving = True
+            self._before_end()
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.runtime.checkpoint.sharded.state import distribute
 from paceline.runtime.randomness import derive_seed, preserve_host_rng, seed_host
+from paceline.runtime.checkpoint.sharded_state import distribute
 
 MAX_NAMES_SHOWN = 5  # in an error
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 import zlib
 from io import FileIO
 from pathlib import Path
@@ -30,10 +29,10 @@ from torch.futures import Future
 
 from paceline.contract.checkpoint import SHARD_INDEX, FileChecksum, shard_file
 from paceline.contract.files import open_without_waiting
-from paceline.contract.safetensors import ITEM_SIZES, Piece, make_header
+from paceline.contract.safetensors import Piece, make_header
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint.reader import read_into
-from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES, TORCH_DTYPES, count_elements
+from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES, TORCH_DTYPES
 
 WRITE_BYTES = 16 << 20
 
@@ -189,29 +188,6 @@ class ShardReader(StorageReader):
         return False
 
 
-def _check_chunk(folder: Path, name: str, chunk: dict[str, Any], entry: dict[str, Any]) -> None:
-    """Raise ValueError if a part of a tensor is not inside the tensor and inside its file."""
-    offsets, sizes, shape, begin = chunk["offsets"], chunk["sizes"], entry["shape"], chunk["begin"]
-    nbytes = count_elements(sizes) * ITEM_SIZES[entry["dtype"]]
-    inside = (
-        len(offsets) == len(sizes) == len(shape)
-        and count_elements(offsets) >= 0
-        and count_elements(shape) >= 0
-    )
-    inside = inside and all(
-        first + size <= extent for first, size, extent in zip(offsets, sizes, shape, strict=True)
-    )
-    if (
-        not inside
-        or not re.fullmatch(r"[\w.-]+", chunk["file"])
-        or type(begin) is not int
-        or begin < 0
-    ):
-        raise ValueError(f"unexpected part of {name}")
-    if begin + nbytes > os.stat(folder / chunk["file"]).st_size:
-        raise ValueError(f"{chunk['file']} ends before {name} does")
-
-
 def _read_index(folder: Path) -> Metadata:
     """Return the index as torch's planners want it."""
     tensors: dict[str, Any] = {}
@@ -221,14 +197,13 @@ def _read_index(folder: Path) -> Metadata:
             dtype = TORCH_DTYPES[entry["dtype"]]
             chunks = []
             for chunk in entry["chunks"]:
-                _check_chunk(folder, name, chunk, entry)
                 chunks.append(
                     ChunkStorageMetadata(torch.Size(chunk["offsets"]), torch.Size(chunk["sizes"]))
                 )
                 places[MetadataIndex(name, chunk["offsets"])] = {**chunk, "dtype": dtype}
             shape = torch.Size(entry["shape"])
             tensors[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), shape, chunks)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"The index of the sharded state of {folder.parent.name} can't be read: {error}.",
             hint="Remove that checkpoint, or resume with the version of Paceline that wrote it.",

@@ -1,6 +1,6 @@
 """Export weights: `paceline export` continues here, in a Python that has torch.
 
-    python -m paceline.runtime.checkpoint.sharded.export FOLDER OBJECT OUTPUT NAMES SHOWN
+    python -m paceline.runtime.checkpoint.export FOLDER OBJECT OUTPUT NAMES SHOWN
 
 NAMES is a JSON object: state key -> name in the output file. SHOWN is what to call the output.
 """
@@ -20,8 +20,8 @@ from paceline.contract.checkpoint import read_marker
 from paceline.contract.files import open_output, show_size
 from paceline.contract.safetensors import Piece, make_header
 from paceline.errors import PacelineError
+from paceline.runtime.checkpoint import sharded_state as sharded
 from paceline.runtime.checkpoint.reader import CheckpointReader
-from paceline.runtime.checkpoint.sharded import state as sharded
 from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES
 
 

@@ -47,7 +47,7 @@ def write(
     """Write this rank's parts (a collective) and return its files, on rank 0 with the index."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    from paceline.runtime.checkpoint.sharded.storage import ShardWriter
+    from paceline.runtime.checkpoint.sharded_storage import ShardWriter
 
     writer = ShardWriter(folder / SHARDED_FOLDER, rank=rank, world_size=world_size)
     with _as_checkpoint_error("The sharded state can't be written"):
@@ -66,7 +66,7 @@ def read(folder: Path, targets: dict[str, Any], *, group: Any) -> None:
     """
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    from paceline.runtime.checkpoint.sharded.storage import ShardReader
+    from paceline.runtime.checkpoint.sharded_storage import ShardReader
 
     reader = ShardReader(folder / SHARDED_FOLDER)
     with (

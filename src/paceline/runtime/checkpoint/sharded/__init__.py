@@ -1,3 +1,0 @@
-"""State sharded over a device mesh (FSDP2, DTensor). `state` saves and loads it, `storage` is its
-format on disk.
-"""
