@@ -126,6 +126,6 @@ def fail_to_save(folder: Path) -> list[str | None]:
 
 def test_a_failed_write_is_no_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
     ended = ranks(fail_to_save, 2, tmp_path)
-    assert "rank 1: [Errno 21] Is a directory" in ended[0][0]
+    assert "rank 1: Is a directory" in ended[0][0]
     assert ended[1][0] is not None
     assert not list(tmp_path.glob("step-????????"))

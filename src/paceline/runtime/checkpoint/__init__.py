@@ -4,6 +4,6 @@
 tensors, `save_buffer` holds what this rank writes as the finished file, and `writer` writes it in
 a thread, commits the checkpoint and lets `retention` remove old ones. To load, `reader` finds the
 newest intact checkpoint and reads its tensors, and `restore` loads them into the objects.
-`sharded_state` handles state on a device mesh, and `folder_owner` keeps other runs out.
+`sharded` handles state on a device mesh, and `folder_owner` keeps other runs out.
 `contract.checkpoint` has the format.
 """

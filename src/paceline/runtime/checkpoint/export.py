@@ -20,7 +20,7 @@ from paceline.contract.checkpoint import read_marker
 from paceline.contract.files import open_output, show_size
 from paceline.contract.safetensors import Piece, make_header
 from paceline.errors import PacelineError
-from paceline.runtime.checkpoint import sharded_state as sharded
+from paceline.runtime.checkpoint import sharded
 from paceline.runtime.checkpoint.reader import CheckpointReader
 from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES
 
@@ -36,7 +36,7 @@ def gather(folder: Path, name: str, names: dict[str, str]) -> dict[str, torch.Te
             if "$sharded" in reference
         }
         if full:
-            sharded.read(folder, full, group=None)
+            sharded.read(folder, full)
         read = functools.cache(reader.tensor)  # tied weights stay one tensor
         return {
             names[key]: full[reference["$sharded"]]

@@ -16,8 +16,7 @@ import torch
 from paceline.contract.checkpoint import find_weight_files, is_weights_file
 from paceline.contract.safetensors import read_header
 from paceline.errors import CheckpointError
-from paceline.runtime.checkpoint import restore, state_tree
-from paceline.runtime.checkpoint import sharded_state as sharded
+from paceline.runtime.checkpoint import restore, sharded, state_tree
 from paceline.runtime.checkpoint.reader import (
     CheckpointReader,
     RankGroup,
@@ -59,9 +58,7 @@ class Weights:
             return list(getattr(entry, "shape", ()))
         return list(entry.get("shape") or self.reader.shape(entry.get("$tensor", "")))
 
-    def load(
-        self, keys: Mapping[str, str], current: Mapping[str, Any], new_group: Callable[[], Any]
-    ) -> dict[str, Any]:
+    def load(self, keys: Mapping[str, str], current: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state for a module that has `current` now; `keys` maps its keys to those
         here.
         """
@@ -77,7 +74,7 @@ class Weights:
                     targets[reference["$sharded"]] = _target(reference, current.get(key))
         wanted = {name: target for name, target in targets.items() if target.device.type != "meta"}
         if wanted:
-            sharded.read(self.reader.folder, wanted, group=new_group())
+            sharded.read(self.reader.folder, wanted)
 
         def decode(key: str, entry: Any) -> Any:
             def fetch(reference: dict[str, Any]) -> Any:
@@ -106,7 +103,6 @@ def load_weights(
     *,
     strict: bool,
     ranks: RankGroup,
-    new_group: Callable[[], Any],
     warn: Callable[[str], None],
 ) -> Path:
     """Load the weights of the modules among these objects, and return where they are from; `warn`
@@ -138,15 +134,7 @@ def load_weights(
                 hint="Start from a run of the same model.",
             )
         for name, weights in loaded.items():
-            _load(
-                name,
-                modules[name],
-                weights,
-                source_path,
-                strict=strict,
-                new_group=new_group,
-                warn=warn,
-            )
+            _load(name, modules[name], weights, source_path, strict=strict, warn=warn)
     warn(
         f"started with the weights of {restore.listed(list(loaded))} from {source_path}; "
         "everything else starts fresh"
@@ -163,7 +151,6 @@ def _load(
     source_path: Path,
     *,
     strict: bool,
-    new_group: Callable[[], Any],
     warn: Callable[[str], None],
 ) -> None:
     current = module.state_dict()
@@ -174,7 +161,7 @@ def _load(
         if key not in keys and other in keys:  # files of safetensors have only one of them
             keys[key] = keys[other]
     rest = [key for plain, key in own.items() if plain not in names.values()]
-    state = weights.load({**keys, **{key: key for key in rest}}, current, new_group)
+    state = weights.load({**keys, **{key: key for key in rest}}, current)
     if COUNTER in current and COUNTER not in weights.entries:
         state[COUNTER] = current[COUNTER]
     if COUNTER not in current:

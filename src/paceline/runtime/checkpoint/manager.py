@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from paceline.contract.checkpoint import (
     Score,
@@ -26,6 +28,7 @@ from paceline.errors import CheckpointError, UsageError
 from paceline.runtime import randomness
 from paceline.runtime.checkpoint import restore, retention, state_tree, writer
 from paceline.runtime.checkpoint import sharded_state as sharded
+from paceline.runtime.checkpoint import restore, retention, sharded, state_tree, writer
 from paceline.runtime.checkpoint.folder_owner import FolderOwner
 from paceline.runtime.checkpoint.initial_weights import load_weights
 from paceline.runtime.checkpoint.reader import CheckpointReader, RankGroup, find_newest, find_start
@@ -112,8 +115,7 @@ class CheckpointManager:
         self._value: tuple[int, float] | None = None  # the step and the policy's metric, the newest
         self._images = ImageCache(rank=rank, world_size=world_size)
         self._owner: FolderOwner | None = None
-        self._writer_group: Any = None
-        self._has_writer_group = False
+        self._wait_group: Any = None  # with the time-out of a save
 
     # -- what is saved
     # ---------------------------------------------------------------------------------
@@ -255,8 +257,11 @@ class CheckpointManager:
             before_commit=self._owner.check if self._owner is not None else None,
         )
         if states.tensors.sharded:
-            task.sharded = sharded.stage(image, states.tensors.sharded)
-            task.group = self._get_writer_group()
+            task.parts = sharded.own_parts(states.tensors.sharded)
+            task.sharded = {
+                name: {"dtype": state_tree.DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape)}
+                for name, tensor in states.tensors.sharded.items()
+            }
         thread = threading.Thread(
             target=writer.run, args=(task,), name="paceline-checkpoint", daemon=True
         )
@@ -308,11 +313,6 @@ class CheckpointManager:
         if score and step in self._committed:
             retention.attach(self.folder / checkpoint_name(step), score)
 
-    def _get_writer_group(self) -> Any:
-        if not self._has_writer_group:
-            self._writer_group, self._has_writer_group = sharded.new_group(self.timeout), True
-        return self._writer_group
-
     def poll(self) -> list[Saved]:
         """Return the saves that have ended since the last call. Without a running save this is
         almost free.
@@ -337,7 +337,11 @@ class CheckpointManager:
             thread.join()
         if committed and self.world_size > 1:
             outcome = [task.error if task is not None else None]
-            torch.distributed.broadcast_object_list(outcome, src=0, group=self._get_writer_group())
+            if self._wait_group is None:
+                self._wait_group = dist.new_group(
+                    backend="gloo", timeout=timedelta(seconds=self.timeout)
+                )
+            dist.broadcast_object_list(outcome, src=0, group=self._wait_group)
             if task is not None:
                 task.error = task.error or outcome[0]
         if task is None:
@@ -404,12 +408,7 @@ class CheckpointManager:
             return None
         if weights_only:
             place = load_weights(
-                start_from,
-                self._objects,
-                strict=strict,
-                ranks=ranks,
-                new_group=self._get_writer_group,
-                warn=self._warn_once,
+                start_from, self._objects, strict=strict, ranks=ranks, warn=self._warn_once
             )
             return Restored(0, 0, {}, place, self.world_size, own=False, weights_only=True)
         return self._load(
@@ -441,7 +440,6 @@ class CheckpointManager:
                 world_size=self.world_size,
                 tensor=self.tensor,
                 seed=self.seed,
-                new_group=self._get_writer_group,
                 warn=self._warn_once,
                 strict=strict,
                 own=own,

@@ -15,6 +15,7 @@ from paceline.errors import CheckpointError
 from paceline.runtime import randomness
 from paceline.runtime.checkpoint import sharded_state as sharded
 from paceline.runtime.checkpoint import state_tree
+from paceline.runtime.checkpoint import sharded, state_tree
 from paceline.runtime.checkpoint.reader import CheckpointReader
 from paceline.runtime.checkpoint.state_tree import METADATA_KEY
 from paceline.runtime.randomness import seed_rank
@@ -41,7 +42,6 @@ class Options:
     world_size: int
     tensor: int  # ranks that share their samples, each with a part of every layer
     seed: int
-    new_group: Callable[[], Any]
     warn: Callable[[str], None]  # called on rank 0 only
     strict: bool = True  # whether everything must fit
     own: bool = True  # whether this run wrote the checkpoint
@@ -65,8 +65,7 @@ def load(reader: CheckpointReader, objects: Mapping[str, Any], options: Options)
             )
             if problem:
                 options.warn(problem)
-    # Loading sharded tensors is a collective, so they are all loaded together.
-    targets = _Targets(reader, options.new_group)
+    targets = _Targets(reader)
     for name, thing in objects.items():
         if kinds[name] != "rank":
             targets.add(name, trees[name], thing)
@@ -358,12 +357,12 @@ def _explain_errors(name: str, *, hint: str = CHANGED) -> Iterator[None]:
 
 
 class _Targets:
-    """The objects' current states, and targets for their sharded tensors, which one collective
-    fills.
+    """The objects' current states, and targets for their sharded tensors, which are read
+    together.
     """
 
-    def __init__(self, reader: CheckpointReader, new_group: Callable[[], Any]) -> None:
-        self.reader, self.new_group = reader, new_group
+    def __init__(self, reader: CheckpointReader) -> None:
+        self.reader = reader
         self.sharded: dict[str, Any] = {}
         self.states: dict[str, Any] = {}
         self._tensors: dict[str, dict[str, torch.Tensor]] = {}
@@ -402,4 +401,4 @@ class _Targets:
 
     def load(self) -> None:
         if self.sharded:
-            sharded.read(self.reader.folder, self.sharded, group=self.new_group())
+            sharded.read(self.reader.folder, self.sharded)

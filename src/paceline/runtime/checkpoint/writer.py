@@ -33,8 +33,7 @@ from paceline.contract.checkpoint import (
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.safetensors import BLOCK
 from paceline.errors import CheckpointError, TakenOver
-from paceline.runtime.checkpoint import retention
-from paceline.runtime.checkpoint import sharded_state as sharded
+from paceline.runtime.checkpoint import retention, sharded
 from paceline.runtime.checkpoint.save_buffer import Image
 
 # per write: large enough for any file system, small enough to notice a full one early
@@ -60,8 +59,9 @@ class SaveTask:
     state: Any  # this rank's own tree
     ready: Any = None  # CUDA event after which the image is filled
     device: Any = None
-    sharded: dict[str, Any] = field(default_factory=dict)
-    group: Any = None
+    # of sharded tensors: the parts of this rank, and the dtypes and shapes of all
+    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sharded: dict[str, dict[str, Any]] = field(default_factory=dict)
     timeout: float = 600.0
     # on rank 0: raises an error if it may not be committed
     before_commit: Callable[[], None] | None = None
@@ -88,8 +88,10 @@ def run(task: SaveTask) -> None:
     start = time.perf_counter()
     try:
         _wait_for_copies(task)
-        files = {name: asdict(checksum) for name, checksum in _write_files(task).items()}
-        _write_report(task, {"digest": task.image.share.digest, "files": files})
+        files, parts = _write_files(task)
+        known = {name: asdict(checksum) for name, checksum in files.items()}
+        digest = task.image.share.digest
+        _write_report(task, {"digest": digest, "files": known, "parts": parts})
         if task.rank == 0:
             _commit(task, _collect_reports(task))
     except Exception as error:
@@ -109,17 +111,17 @@ def _wait_for_copies(task: SaveTask) -> None:
         task.ready.synchronize()
 
 
-def _write_files(task: SaveTask) -> dict[str, FileChecksum]:
+def _write_files(task: SaveTask) -> tuple[dict[str, FileChecksum], dict[str, Any]]:
+    """Return the files of this rank, and where its parts of sharded tensors are in them."""
     if task.rank == 0:
         retention.remove_leftovers(task.folder, attempt=task.attempt, before=task.number)
     files: dict[str, FileChecksum] = {}
-    if task.sharded:
-        # First, because it is a collective that all writers must reach; it reports failures to all
-        # of them.
-        files |= sharded.write(
-            task.partial, task.sharded, group=task.group, rank=task.rank, world_size=task.world_size
-        )
+    parts: dict[str, Any] = {}
     task.partial.mkdir(parents=True, exist_ok=True)
+    if task.sharded:
+        files, parts = sharded.write(
+            task.partial, task.image, task.parts, rank=task.rank, world_size=task.world_size
+        )
     if task.image.share.pieces or task.rank == 0:
         name = share_file(task.rank, task.world_size)
         files[name] = write_image(
@@ -129,7 +131,7 @@ def _write_files(task: SaveTask) -> dict[str, FileChecksum]:
     files[name] = _write_json(task.partial / name, task.state)
     if task.objects is not None:
         files[OBJECTS_FILE] = _write_json(task.partial / OBJECTS_FILE, task.objects)
-    return files
+    return files, parts
 
 
 def write_image(path: Path, memory: memoryview, *, size: int) -> FileChecksum:
@@ -233,6 +235,9 @@ def _commit(task: SaveTask, reports: dict[int, dict[str, Any]]) -> None:
         for report in reports.values()
         for name, entry in report["files"].items()
     }
+    if task.sharded:
+        parts = [report["parts"] for report in reports.values()]
+        files |= sharded.write_index(task.partial, task.sharded, parts)
     for name, expected in files.items():
         size = os.stat(task.partial / name).st_size
         if size != expected.size:
