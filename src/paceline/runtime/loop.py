@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 from paceline.contract import process
+from paceline.contract.jsonl import EventWriter
 from paceline.errors import UsageError
 from paceline.runtime import randomness
 from paceline.runtime.console import note
@@ -18,14 +19,11 @@ from paceline.runtime.data.sample_assignment import MicroBatch
 from paceline.runtime.resumable_iterable import PlainLoader
 from paceline.runtime.step_boundary.boundary import Boundary
 from paceline.runtime.step_boundary.stop_consensus import Completed, Stopped
-from paceline.runtime.step_boundary.total_steps import TotalSteps
 from paceline.runtime.training.gradients import Gradients
 
 # Set by `paceline inspect data`: takes the loader of the first loop, and ends the process.
 inspector: Callable[[Any], None] | None = None
 
-# after `max_steps`; a script that enters more of them waits for steps that never come
-MAX_EMPTY_LOOPS = 100
 EMPTY_LOOP = "The run had already reached --max-steps, so this run.steps loop was empty."
 
 
@@ -100,7 +98,7 @@ class Loop:
         self._passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._loops = 0  # loops of `steps` that this epoch has begun
         self._is_open = False  # whether the script is in one
-        self._empty: list[Any] = []  # the loaders of loops that were entered after `max_steps`
+        self._has_passed = False  # an empty loop after `max_steps`
         self._first_step = 0  # the number of steps that this process began with
         self._loader: Any = None  # of the current loop
         # loaders made after the resume, which saves no others
@@ -212,7 +210,7 @@ class Loop:
         self.entered = True
         if self.is_complete:
             self._epoch_is_whole = False
-            self._pass_empty(loader)
+            self._pass_empty()
             return
         source, number, self._loops = loader, self._loops, self._loops + 1
         self.weighted = hasattr(loader, "micro_batches")
@@ -304,20 +302,18 @@ class Loop:
             number=number, step=self.step, left=left, length=total, more_epochs=more_epochs
         )
 
-    def _pass_empty(self, loader: Any) -> None:
+    def _pass_empty(self) -> None:
         """Run the boundary of a loop that `max_steps` leaves no steps for.
 
         Outside of `run.epochs`, it ends a script that has made the last step itself: nothing after
-        this loop expects it to be empty. A script that was resumed after the last step goes on,
-        since what follows its loop may still have to run, until it enters a loop over the same
-        loader again.
+        this loop expects it to be empty. A script that was resumed after the last step goes on
+        once, since what follows its loop may still have to run.
         """
         self._boundary.consensus.begin_loop()
         if self._boundary.poll(self.step, may_save=False):
             raise Stopped
-        again = self.step > self._first_step or any(each is loader for each in self._empty)
-        self._empty.append(loader)
-        if (again and not self.in_epochs) or len(self._empty) > MAX_EMPTY_LOOPS:
+        again, self._has_passed = self._has_passed, True
+        if (again or self.step > self._first_step) and not self.in_epochs:
             if self._rank == 0:
                 note(
                     f"max_steps={self._max_steps} is reached, but the script starts another "
@@ -463,3 +459,46 @@ class Loop:
         if self.in_epochs or loader is self.plain:
             return self.epoch
         return self._passes[loader] + 1 if loader in self._passes else int(loader.epoch)
+
+
+class TotalSteps:
+    """Writes the event `total_steps` at the beginning of a loop that changes the answer. Its
+    `steps` may be null.
+    """
+
+    def __init__(self, events: EventWriter, max_steps: int | None) -> None:
+        self._events = events
+        self._max_steps = max_steps  # of the session
+        self._written: int | None = None
+        self._lengths: dict[int, int | None] = {}  # of the loops of an epoch, by their number
+        self._loops = 0  # that began outside of `run.epochs`
+
+    def begin_loop(
+        self, *, number: int, step: int, left: int | None, length: int | None, more_epochs: int
+    ) -> None:
+        """Count a loop inside of `run.epochs`: the steps that are left in it, and the epochs that
+        follow this one.
+
+        The loops of an epoch that have not begun yet count as long as they were in the last one.
+        """
+        self._lengths[number] = length
+        known = [each for each in self._lengths.values() if each is not None]
+        if left is None or len(known) < len(self._lengths):
+            self.write(None)
+            return
+        later = sum(each or 0 for key, each in self._lengths.items() if key > number)
+        self.write(step + left + later + more_epochs * sum(known))
+
+    def begin_single_loop(self, *, step: int, left: int | None) -> None:
+        """Count a loop outside of `run.epochs`. A script with several of them has a loop of its
+        own around them.
+        """
+        self._loops += 1
+        self.write(step + left if left is not None and self._loops == 1 else None)
+
+    def write(self, steps: int | None) -> None:
+        if self._max_steps is not None:
+            steps = self._max_steps if steps is None else min(steps, self._max_steps)
+        if steps != self._written:
+            self._written = steps
+            self._events.write("total_steps", steps=steps)

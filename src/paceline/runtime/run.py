@@ -588,7 +588,7 @@ class Run:
             self._gradients.end_step()
             loop.step += 1
             boundary.enter_epoch(loop.epoch)
-            boundary.checkpoint_schedule.drop_snapshot()
+            boundary.checkpoint_schedule.count_step()
         return boundary.poll(loop.step, may_save=counts) or loop.is_complete
 
     def save(self, *, wait: bool = False) -> None:
@@ -641,7 +641,7 @@ class Run:
         boundary.enter_epoch(self.epoch)
         boundary.save(self.step, wait=wait, replace=changed)
         self._saved_by_hand = True
-        boundary.checkpoint_schedule.drop_snapshot()
+        boundary.checkpoint_schedule.count_step()
         boundary.checkpoint_schedule.take_snapshot()
 
     # -- numbers

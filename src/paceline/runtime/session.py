@@ -24,14 +24,13 @@ from paceline.runtime.distributed import device as devices
 from paceline.runtime.distributed import process_group as groups
 from paceline.runtime.distributed.identity import Identity, read_identity
 from paceline.runtime.distributed.mesh import RankMesh, resolve_sizes
-from paceline.runtime.launch_context import LaunchContext
 from paceline.runtime.metrics.metrics import Metrics
 from paceline.runtime.metrics.progress_bar import ProgressBar
 from paceline.runtime.metrics.report import TrialReporter
 from paceline.runtime.metrics.throughput import Rates, peak_flops
 from paceline.runtime.randomness import seed_everything
 from paceline.runtime.run import Run
-from paceline.runtime.settings import Params, Settings
+from paceline.runtime.settings import LaunchContext, Params, Settings
 from paceline.runtime.step_boundary.boundary import Boundary, StartPhases
 from paceline.runtime.step_boundary.checkpoint_schedule import CheckpointSchedule
 from paceline.runtime.step_boundary.heartbeat import Heartbeat

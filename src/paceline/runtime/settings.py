@@ -1,13 +1,18 @@
-"""The settings of a session, and the script's parameters."""
+"""What a session is told: its settings, the script's parameters, and what the agent knows."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
-from paceline.errors import UsageError
+from paceline.contract import env
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import RunFolder
+from paceline.errors import EnvironmentProblem, UsageError
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 
@@ -191,6 +196,40 @@ def best_metric(best: str | None) -> tuple[str, str] | None:
             hint=f'Write best="{metric}:min" or best="{metric}:max".',
         )
     return name, mode
+
+
+@dataclass(frozen=True)
+class LaunchContext:
+    """What this rank knows from its agent: the run folder, the attempt and the launch spec. All are
+    absent in a script that no agent started.
+    """
+
+    folder: RunFolder | None = None
+    attempt: int = 1
+    launch_spec: LaunchSpec | None = None
+    heartbeat_file: str | None = None
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] | None = None) -> LaunchContext:
+        """Read the variables and files that an agent sets up. Raises EnvironmentProblem for a bad
+        launch spec.
+        """
+        environ = os.environ if environ is None else environ
+        if not environ.get(env.RUN):
+            return cls(heartbeat_file=environ.get(env.HEARTBEAT))
+        folder = RunFolder(Path(environ[env.RUN]))
+        try:
+            launch_spec = LaunchSpec.from_json(folder.launch_spec.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            launch_spec = None
+        except (OSError, ValueError, TypeError) as error:
+            raise EnvironmentProblem(
+                f"Cannot read {folder.launch_spec}: {error}.",
+                hint=f"Check that {env.RUN} names the run folder, or unset it.",
+            ) from None
+        return cls(
+            folder, int(environ.get(env.ATTEMPT, "1")), launch_spec, environ.get(env.HEARTBEAT)
+        )
 
 
 class Params(Mapping[str, Any]):

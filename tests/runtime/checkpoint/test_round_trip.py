@@ -205,6 +205,47 @@ def test_thousands_of_tensors_with_tied_ones(tmp_path: Path) -> None:
             assert torch.equal(value, other_optimizer.state[theirs][key])
 
 
+class Values:
+    """An object with any state, which remembers what it has loaded."""
+
+    def __init__(self, **state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+@pytest.mark.parametrize("per_rank", [(), ("it",)])
+def test_views_and_paths_that_look_the_same(tmp_path: Path, per_rank: tuple[str, ...]) -> None:
+    z = torch.randn(3, dtype=torch.complex64)
+    same = torch.ones(2)
+    state = {
+        "z": z,
+        "conjugate": z.conj(),
+        "negative": z.conj().imag,
+        "a": {"b": torch.zeros(2)},
+        "a/b": same,
+        "tied": same,
+    }
+    manager = CheckpointManager(tmp_path)
+    manager.declare(per_rank=per_rank)
+    manager.register(it=Values(**state))
+    manager.save(1, wait=True)
+    manager.close()
+    loaded, manager = Values(), CheckpointManager(tmp_path)
+    manager.declare(per_rank=per_rank)
+    manager.register(it=loaded)
+    manager.restore()
+    manager.close()
+    found = {**loaded.state, "b": loaded.state["a"]["b"]}
+    for name, expected in {**state, "b": state["a"]["b"]}.items():
+        if name != "a":
+            assert torch.equal(found[name], expected.resolve_conj().resolve_neg()), name
+
+
 def test_the_copy_is_taken_when_save_returns(tmp_path: Path) -> None:
     """Changes after the save don't reach the file, not at the second save either."""
     model = nn.Linear(400, 400)

@@ -38,6 +38,7 @@ from paceline.runtime.checkpoint.writer import SaveTask
 
 log = logging.getLogger("paceline")
 
+THREAD = "paceline-checkpoint"  # the name of threads that write
 SAVE_TIMEOUT = 600.0  # seconds for the slowest rank to write its share
 
 
@@ -262,9 +263,7 @@ class CheckpointManager:
                 name: {"dtype": state_tree.DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape)}
                 for name, tensor in states.tensors.sharded.items()
             }
-        thread = threading.Thread(
-            target=writer.run, args=(task,), name="paceline-checkpoint", daemon=True
-        )
+        thread = threading.Thread(target=writer.run, args=(task,), name=THREAD, daemon=True)
         self._task, self._thread = task, thread
         self._last_step = step
         try:
@@ -394,6 +393,9 @@ class CheckpointManager:
         warning; if all are damaged, an error is raised. All ranks load the same one.
         """
         self._finish_save()
+        for thread in threading.enumerate():  # an earlier session of this process has failed
+            if thread.name == THREAD:
+                thread.join()
         ranks = RankGroup(self.rank, self.world_size, self.group)
         self._take_folder(ranks)
         if self.rank == 0:

@@ -26,7 +26,7 @@ from paceline.contract.checkpoint import (
     read_marker,
 )
 from paceline.contract.run_folder import write_atomically
-from paceline.errors import CheckpointError, UsageError
+from paceline.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,6 @@ class RetentionPolicy:
     best: str | None = None
     """The metric by which checkpoints are scored."""
     best_mode: str = "min"
-
-    def __post_init__(self) -> None:
-        if self.keep_last < 1:
-            raise UsageError(
-                f"keep_last is {self.keep_last}, but the newest checkpoint always stays.",
-                hint="Set keep_last to 1 or more.",
-            )
-        if self.keep_every is not None and self.keep_every < 1:
-            raise UsageError(
-                f"keep_every is {self.keep_every}, but it must be at least 1.",
-                hint="Set keep_every to a number of steps, or remove it.",
-            )
-        if self.best_mode not in ("min", "max"):
-            raise UsageError(f"Invalid best_mode {self.best_mode!r}.", hint='Use "min" or "max".')
 
 
 def steps_to_keep(markers: list[Marker], policy: RetentionPolicy) -> set[int]:

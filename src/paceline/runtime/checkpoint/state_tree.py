@@ -61,7 +61,7 @@ class StateTensors:
     # replicated ones that may differ: rank 0 writes them alone
     rank_zero: set[str] = field(default_factory=set)
     rank: int = 0
-    # a tensor's address -> the first name stored for it
+    # a tensor's address -> the name of the first one stored there
     _names: dict[int, str] = field(default_factory=dict)
     _dtensor: Any = field(default_factory=dtensor_class)
 
@@ -72,12 +72,15 @@ class StateTensors:
             return self._store_sharded(path, value)
         # Tied parameters are one tensor with two names, saved once. Views of different shapes are
         # not tied.
+        value = _materialize(value)
         pointer = value.data_ptr() if value.layout is torch.strided else 0
-        first = self._names.setdefault(pointer, path) if pointer else path
-        if first is not path and _is_same(self.tensors.get(first), value):
+        first = self._names.get(pointer)
+        if first is not None and _is_same(self.tensors[first], value):
             return {"$tensor": first}
         name = path if path not in self.tensors else self._unused_name(path)
         self.tensors[name] = value
+        if pointer and first is None:
+            self._names[pointer] = name
         return {"$tensor": name}
 
     def store_own(self, path: str, value: torch.Tensor) -> dict[str, Any]:
@@ -89,6 +92,7 @@ class StateTensors:
                 f"{path} is sharded over the ranks, so it can't be saved per rank.",
                 hint="Leave it out of per_rank.",
             )
+        value = _materialize(value)
         if _can_be_saved(value) and value.nbytes <= MAX_INLINE:
             return store_inline(path, value)
         while own_name(path, self.rank) in self.own:
@@ -144,13 +148,15 @@ def _can_be_saved(value: torch.Tensor) -> bool:
     )
 
 
-def _is_same(known: torch.Tensor | None, value: torch.Tensor) -> bool:
+def _materialize(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose memory holds its values: that of a conjugated view holds others."""
+    is_view = value.is_conj() or value.is_neg()
+    return value.resolve_conj().resolve_neg() if is_view else value
+
+
+def _is_same(known: torch.Tensor, value: torch.Tensor) -> bool:
     """Return whether two tensors that start at the same address are the same."""
-    return known is not None and (known.shape, known.stride(), known.dtype) == (
-        value.shape,
-        value.stride(),
-        value.dtype,
-    )
+    return (known.shape, known.stride(), known.dtype) == (value.shape, value.stride(), value.dtype)
 
 
 @dataclass

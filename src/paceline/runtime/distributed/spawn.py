@@ -23,7 +23,7 @@ from paceline.contract.process import describe_exit, die_with_parent
 from paceline.contract.run_folder import AttemptFolder, write_atomically
 from paceline.contract.stacks import write_stacks_on_signal
 from paceline.errors import LaunchError, UsageError
-from paceline.runtime.launch_context import LaunchContext
+from paceline.runtime.settings import LaunchContext
 from paceline.runtime.step_boundary.heartbeat import Heartbeat
 
 KILL_AFTER = 5.0  # seconds from SIGTERM to SIGKILL for the remaining ranks after one has failed

@@ -18,6 +18,7 @@ from paceline.contract.jsonl import EventWriter
 from paceline.runtime.checkpoint.manager import CheckpointManager, Restored, Saved
 from paceline.runtime.checkpoint.retention import RetentionPolicy
 from paceline.runtime import randomness
+from paceline.runtime.checkpoint.state_tree import canonical_json, encode, store_inline
 from paceline.runtime.settings import Settings, best_metric
 from paceline.runtime.training.checksum import Checksum, is_comparable
 
@@ -46,6 +47,8 @@ class CheckpointSchedule:
         self._best_mode = best[1] if best else "min"
         # of the last boundary, or of the last `run.save` or `run.resume`
         self.snapshot: Snapshot | None = None
+        # whether an optimizer has stepped since the last step was counted; only with `best`
+        self._updated = False
         # steps at which `best` was logged by hand, of weights that are saved with the next step
         self._belongs_to_next: set[int] = set()
 
@@ -75,6 +78,10 @@ class CheckpointSchedule:
         self._since = time.perf_counter()
         if found is not None and found.own:
             self.last_step = found.step
+        if self.best is not None:
+            for each in objects.values():
+                if isinstance(each, torch.optim.Optimizer):
+                    each.register_step_post_hook(self._on_update)
         self.take_snapshot()
         return found
 
@@ -142,9 +149,19 @@ class CheckpointSchedule:
     # -- the best checkpoint
     # ---------------------------------------------------------------------------
 
+    def _on_update(self, *_: Any) -> None:
+        self._updated = True
+
+    def count_step(self) -> None:
+        """A loop by hand has counted a step: its state is no longer that of the snapshot."""
+        self._updated, self.snapshot = False, None
+
     def note_by_hand(self, step: int) -> None:
-        """In a loop by hand, what is logged belongs to the step that is counted next."""
-        self._belongs_to_next.add(step)
+        """In a loop by hand, what is logged after an update belongs to the step that is counted
+        next.
+        """
+        if self._updated:
+            self._belongs_to_next.add(step)
 
     def record_best(self, step: int, value: float) -> None:
         """Attach a value of the metric `best` to the checkpoint of the weights that it was
@@ -233,7 +250,9 @@ class Snapshot:
         """Return whether any state but the random generators differs now. Of buffers, only rank
         0's count.
         """
-        if self.weights_changed() or not _equal(self._small, _small_states(self._objects)):
+        if self.weights_changed() or (
+            _as_text(self._small) != _as_text(_small_states(self._objects))
+        ):
             return True
         return rank == 0 and self._buffers.value() != _checksum(_buffers(self._objects)).value()
 
@@ -315,22 +334,6 @@ def _tensor_bytes(state: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(state))
 
 
-def _equal(first: Any, second: Any) -> bool:
-    """Return whether two states are equal. If in doubt, they are not."""
-    if isinstance(first, torch.Tensor) or isinstance(second, torch.Tensor):
-        same_kind = (
-            type(first) is type(second)
-            and first.shape == second.shape
-            and first.dtype == second.dtype
-        )
-        return same_kind and bool(torch.equal(first, second))
-    if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(
-            _equal(first[key], second[key]) for key in first
-        )
-    if isinstance(first, (list, tuple)) and type(first) is type(second):
-        return len(first) == len(second) and all(map(_equal, first, second))
-    try:
-        return bool(first == second) or repr(first) == repr(second)
-    except (TypeError, ValueError, RuntimeError):
-        return False
+def _as_text(state: Any) -> str:
+    """Return a state as text that equal states have in common."""
+    return canonical_json(encode(state, "state", store_inline))

@@ -12,8 +12,7 @@ from typing import Any
 from paceline.contract.run_folder import RunFolder
 from paceline.runtime.console import note
 from paceline.runtime.distributed.identity import Identity
-from paceline.runtime.launch_context import LaunchContext
-from paceline.runtime.settings import Settings, best_metric
+from paceline.runtime.settings import LaunchContext, Settings, best_metric
 from paceline.runtime.trackers.base import RunInfo, Tracker, Tracking, first_line
 from paceline.runtime.trackers.thread import FINISH_TIMEOUTS, URGENT_FINISH_TIMEOUT, TrackerThread
 
