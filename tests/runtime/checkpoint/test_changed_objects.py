@@ -170,9 +170,8 @@ def test_an_optimizer_that_got_a_group_during_training(tmp_path: Path) -> None:
     grown.add_param_group({"params": model[1].parameters(), "lr": 0.1})
     save(tmp_path, opt=grown)
     opt = torch.optim.SGD(model[0].parameters(), lr=1.0)
-    with pytest.raises(CheckpointError, match="different number of parameter groups") as error:
+    with pytest.raises(CheckpointError, match="different number of parameter groups"):
         load(tmp_path, opt=opt)
-    assert "Give the optimizer all parameters from the start" in str(error.value.hint)
     opt.add_param_group({"params": model[1].parameters()})
     assert load(tmp_path, opt=opt) == []
     assert [group["lr"] for group in opt.param_groups] == [0.5, 0.1]

@@ -26,11 +26,6 @@ CHANGED = (
     "Resume with the objects that were saved, or keep the current state of those that do not fit: "
     "run.resume(..., strict=False)."
 )
-ADDED_GROUPS = (
-    "A group was added during training (add_param_group). Give the optimizer all parameters from "
-    "the start: it skips "
-    "those that are frozen. To resume from this checkpoint, add the group before run.resume."
-)
 
 
 @dataclass(frozen=True)
@@ -255,14 +250,8 @@ def _load_object(
         return
     if not options.strict and hasattr(thing, "param_groups") and isinstance(state, dict):
         _drop_misshapen(name, thing, state, options)
-    with _explain_errors(name, hint=ADDED_GROUPS if _has_more_groups(state, thing) else CHANGED):
+    with _explain_errors(name):
         thing.load_state_dict(state)
-
-
-def _has_more_groups(state: Any, thing: Any) -> bool:
-    """Return whether a saved optimizer had more parameter groups than this one has now."""
-    saved = state.get("param_groups") if isinstance(state, dict) else None
-    return isinstance(saved, list) and len(saved) > len(getattr(thing, "param_groups", saved))
 
 
 def load_module(
@@ -344,7 +333,7 @@ def _same_shape(saved: Any, current: Any) -> bool:
 
 
 @contextmanager
-def _explain_errors(name: str, *, hint: str = CHANGED) -> Iterator[None]:
+def _explain_errors(name: str) -> Iterator[None]:
     """Add the object's name to errors of its load_state_dict."""
     try:
         yield
@@ -352,7 +341,7 @@ def _explain_errors(name: str, *, hint: str = CHANGED) -> Iterator[None]:
         raise CheckpointError(
             f"The checkpoint doesn't fit {name!r}: {type(error).__name__}: "
             f"{str(error).rstrip('.')}.",
-            hint=hint,
+            hint=CHANGED,
         ) from error
 
 
