@@ -8,7 +8,6 @@ shows whether it really does.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
@@ -19,6 +18,7 @@ from torch.utils.data import DataLoader
 from paceline.errors import CheckpointError
 from paceline.runtime import randomness
 from paceline.runtime.checkpoint.state_tree import digest_state
+from paceline.runtime.checkpoint.state_tree import digest_state, encode
 from paceline.runtime.console import note
 from paceline.runtime.data.sample_assignment import MicroBatch
 from paceline.runtime.data.sample_order import (
@@ -29,7 +29,6 @@ from paceline.runtime.data.sample_order import (
 from paceline.runtime.data.transfer import map_tensors, transfer_batch
 
 _END = object()
-_COMPARED = 256  # elements of each tensor of the first batch
 
 HINT = (
     "Use run.loader, which resumes exactly, or let the order depend only on torch's, NumPy's and "
@@ -329,36 +328,36 @@ def _digest(batch: Any) -> int | None:
 
     Then it is a number or a name from which the script gets its samples, and the same on all ranks.
     """
-    tensors: list[torch.Tensor] = []
-    map_tensors(batch, tensors.append)
-    known = [
+    tensors = _tensors(batch)
+    return digest_state([], tensors) >> 8 if any(each.numel() for each in tensors) else None
+
+
+def _checksum(batch: Any) -> int:
+    """Return a checksum of a batch that tells it from another one; of an object of another library,
+    only its tensors count.
+    """
+    arrays: list[torch.Tensor] = []
+
+    def store(path: str, tensor: torch.Tensor) -> dict[str, Any]:
+        arrays.append(tensor)
+        return {}
+
+    try:
+        tree = encode(batch, "batch", store)
+    except CheckpointError:
+        return digest_state([], _tensors(batch))
+    return digest_state(tree, _comparable(arrays))
+
+
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    map_tensors(batch, found.append)
+    return _comparable(found)
+
+
+def _comparable(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [
         each
         for each in tensors
         if each.layout == torch.strided and not (each.is_meta or each.is_nested)
     ]
-    return digest_state([], known) >> 8 if any(each.numel() for each in known) else None
-
-
-def _checksum(batch: Any) -> int:
-    """Return a checksum of parts of a batch: enough to tell it from another one."""
-    checksum = visited = 0
-    waiting = [batch]
-    while waiting and visited < _COMPARED:
-        thing = waiting.pop()
-        visited += 1
-        if isinstance(thing, torch.Tensor):
-            known = thing.layout == torch.strided and not thing.is_meta
-            part = thing.detach().flatten()[:_COMPARED].contiguous().cpu() if known else None
-            data = b"" if part is None else part.view(torch.uint8).numpy().tobytes()
-            checksum = zlib.crc32(data + str(tuple(thing.shape)).encode(), checksum)
-        elif isinstance(thing, Mapping):
-            waiting += thing.values()
-        elif isinstance(thing, (list, tuple)):
-            waiting += thing[:_COMPARED]
-        elif isinstance(thing, (int, float, str, bytes)):
-            checksum = zlib.crc32(repr(thing).encode(), checksum)
-        elif hasattr(thing, "tobytes"):
-            checksum = zlib.crc32(thing.tobytes(), checksum)
-        elif hasattr(thing, "__dict__"):
-            waiting += vars(thing).values()
-    return checksum
