@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar
 
 import torch
 
@@ -43,6 +43,8 @@ from paceline.runtime.training.fsdp import check_batch
 from paceline.runtime.training.gradients import Gradients
 from paceline.runtime.training.wrap import Model, Wrapper
 
+Number = TypeVar("Number", torch.Tensor, int, float)
+Value = TypeVar("Value")
 DEFAULT_EXPERIMENT = "default"
 
 
@@ -742,13 +744,7 @@ class Run:
             self._pruned = True
             raise Pruned
 
-    @overload
-    def sum(self, value: torch.Tensor) -> torch.Tensor: ...
-    @overload
-    def sum(self, value: int) -> int: ...
-    @overload
-    def sum(self, value: float) -> float: ...
-    def sum(self, value: torch.Tensor | float) -> torch.Tensor | float:
+    def sum(self, value: Number) -> Number:
         """Return the sum over all ranks, on all ranks. A tensor stays on its device; a number stays
         a number.
 
@@ -759,9 +755,7 @@ class Run:
 
         Ranks that a mesh puts along "tensor" work on the same samples, and count once.
         """
-        total: torch.Tensor | float = collectives.sum_over_ranks(
-            value, self._group.data, self.device
-        )
+        total: Number = collectives.sum_over_ranks(value, self._group.data, self.device)
         return total
 
     def mean(
@@ -776,13 +770,9 @@ class Run:
         """
         if weight is not None:
             return collectives.weighted_mean(value, weight, self._group.data, self.device)
-        return self.sum(value) / self.dp_size
+        return collectives.sum_over_ranks(value, self._group.data, self.device) / self.dp_size
 
-    @overload
-    def gather(self, value: torch.Tensor) -> list[torch.Tensor]: ...
-    @overload
-    def gather(self, value: Any) -> list[Any]: ...
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Value) -> list[Value]:
         """Return the values of all ranks, on all ranks, as a list in the order of ranks.
 
         They are tensors, or objects that can be pickled. Tensors have the same dtype on all ranks,

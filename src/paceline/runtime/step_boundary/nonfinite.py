@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any
 
 import torch
 
 from paceline.errors import NonFinite
 from paceline.runtime.metrics.reduction import PendingScalars
 from paceline.runtime.step_boundary.stop_consensus import NO_BAD_STEP
-
-
-class StepCounter(Protocol):
-    step: int
-
-
-class _NoSteps:
-    step = 0
 
 
 class NonFiniteLossCheck:
@@ -31,7 +23,7 @@ class NonFiniteLossCheck:
     def __init__(self, *, rank: int, on: bool) -> None:
         self.rank = rank
         self.on = on
-        self.counter: StepCounter = _NoSteps()
+        self.counter: Any = None  # has the number of steps done as `step`
         self.bad: tuple[int, float] | None = None  # the first bad step on this rank, and its loss
         self._steps: list[int] = []
         self._losses: list[torch.Tensor] = []
