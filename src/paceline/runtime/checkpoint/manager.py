@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ from paceline.runtime.checkpoint.writer import SaveTask
 log = logging.getLogger("paceline")
 
 THREAD = "paceline-checkpoint"  # the name of threads that write
+PAUSE = 0.01  # seconds between two questions whether all ranks have written
 SAVE_TIMEOUT = 600.0  # seconds for the slowest rank to write its share
 
 
@@ -116,7 +116,6 @@ class CheckpointManager:
         self._value: tuple[int, float] | None = None  # the step and the policy's metric, the newest
         self._images = ImageCache(rank=rank, world_size=world_size)
         self._owner: FolderOwner | None = None
-        self._wait_group: Any = None  # with the time-out of a save
 
     # -- what is saved
     # ---------------------------------------------------------------------------------
@@ -332,15 +331,15 @@ class CheckpointManager:
         wait until rank 0 has committed it. Raises TakenOver if this run must end.
         """
         task, thread = self._task, self._thread
+        if committed and self.world_size > 1:
+            # Asked again and again: no rank waits in a collective for as long as a save may take.
+            while self._is_any_saving():
+                time.sleep(PAUSE)
         if thread is not None:
             thread.join()
         if committed and self.world_size > 1:
             outcome = [task.error if task is not None else None]
-            if self._wait_group is None:
-                self._wait_group = dist.new_group(
-                    backend="gloo", timeout=timedelta(seconds=self.timeout)
-                )
-            dist.broadcast_object_list(outcome, src=0, group=self._wait_group)
+            dist.broadcast_object_list(outcome, src=0, group=self.group)
             if task is not None:
                 task.error = task.error or outcome[0]
         if task is None:
@@ -355,6 +354,11 @@ class CheckpointManager:
             raise task.taken_over
         if self.rank == 0:
             self._warn_of_failure(task)
+
+    def _is_any_saving(self) -> bool:
+        saving = torch.tensor(int(self.is_saving))
+        dist.all_reduce(saving, op=dist.ReduceOp.MAX, group=self.group)
+        return bool(saving)
 
     def _warn_of_failure(self, task: SaveTask) -> None:
         """Say why a save has failed, once for as long as all saves fail."""
