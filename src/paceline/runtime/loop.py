@@ -112,7 +112,6 @@ class Loop:
         boundary.loop_position = self.position
 
     # -- the position
-    # ----------------------------------------------------------------------------------
 
     def register(self, objects: Mapping[str, Any]) -> None:
         """Take note of the objects that checkpoints include."""
@@ -151,7 +150,6 @@ class Loop:
         return {"loop": max(0, self._loops - 1), "loader": state, "left": False}
 
     # -- the first step
-    # --------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Prepare for the first step of this process."""

@@ -140,7 +140,6 @@ class Run:
         self._pruned = False
 
     # -- models and data
-    # -------------------------------------------------------------------------------
 
     @property
     def is_rank_zero(self) -> bool:
@@ -459,7 +458,6 @@ class Run:
             )
 
     # -- the loop
-    # --------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
@@ -647,7 +645,6 @@ class Run:
         boundary.checkpoint_schedule.take_snapshot()
 
     # -- numbers
-    # ---------------------------------------------------------------------------------------
 
     def log(self, **values: Any) -> None:
         """Log numbers or text of this step. Numbers are averaged over micro-steps and ranks.
@@ -790,7 +787,6 @@ class Run:
             builtins.print(*values, **{"flush": True, **options})
 
     # -- ranks
-    # -----------------------------------------------------------------------------------------
 
     def rank_zero_first(self) -> contextlib.AbstractContextManager[None]:
         """Run the body on rank 0 first (a download, a cache), then on one rank of each other node,
@@ -833,7 +829,6 @@ class Run:
         self._end()
 
     # -- called by the session
-    # -------------------------------------------------------------------------
 
     def _save_at_end(self) -> None:
         """Save the last state, unless it is already saved."""

@@ -118,7 +118,6 @@ class CheckpointManager:
         self._owner: FolderOwner | None = None
 
     # -- what is saved
-    # ---------------------------------------------------------------------------------
 
     def declare(self, *, per_rank: Collection[str] = (), in_sync: Collection[str] = ()) -> None:
         """Name the objects that have their own state on each rank, and those that DDP or FSDP keep
@@ -201,7 +200,6 @@ class CheckpointManager:
         return state_tree.find_differing(digests, self.group) if names else set()
 
     # -- saving
-    # ----------------------------------------------------------------------------------------
 
     def save(
         self,
@@ -280,7 +278,6 @@ class CheckpointManager:
         retention.prune(self.folder, self.policy, damaged=damaged, attempt=self.attempt)
 
     # -- the best one
-    # ----------------------------------------------------------------------------------
 
     def attach(self, step: int, value: float) -> None:
         """Record the value of the policy's metric at this step, now or when its checkpoint is
@@ -378,7 +375,6 @@ class CheckpointManager:
         )
 
     # -- restoring
-    # -------------------------------------------------------------------------------------
 
     def restore(
         self,

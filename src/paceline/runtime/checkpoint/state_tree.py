@@ -442,7 +442,6 @@ def fetch_inline(entry: dict[str, Any]) -> torch.Tensor:
 
 
 # -- state that differs between ranks
-# ------------------------------------------------------------------
 
 
 def digest_state(tree: Any, tensors: Iterable[torch.Tensor]) -> int:

@@ -189,7 +189,6 @@ def _write_synced(path: Path, raw: bytes) -> None:
 
 
 # -- reports: how rank 0 learns that the files of all ranks are complete
-# -------------------------------
 
 
 def _report_path(task: SaveTask, rank: int) -> Path:

@@ -123,7 +123,7 @@ class Boundary:
     def begin_loop(self, *, epoch: int, done: int, total: int | None) -> None:
         """Begin a loop of `total` steps, of which `done` are already done."""
         self.epoch, self.epoch_step = epoch, done
-        self.checkpoint_schedule.drop_snapshot()
+        self.checkpoint_schedule.snapshot = None
         self.saved_after_loop = self._evaluated = False
         self.progress.begin(epoch=epoch, done=done, total=total)
         self.consensus.begin_loop()
@@ -171,7 +171,6 @@ class Boundary:
             self.save(step, next_epoch=epoch, replace=True)
 
     # -- called by the loop
-    # ----------------------------------------------------------------------------
 
     def before_first(self, step: int) -> None:
         """Run the boundary before the first step. A stop requested during set-up ends here;
@@ -250,16 +249,15 @@ class Boundary:
         self._run_consensus()
         if not self.stopping:
             return
-        if (
-            in_a_step
-            or self.saved_after_loop
-            or consensus.any_rank(self.checkpoint_schedule.weights_changed())
-        ):
+        snapshot = self.checkpoint_schedule.snapshot
+        changed = snapshot is not None and not in_a_step and snapshot.weights_changed()
+        if in_a_step or self.saved_after_loop or consensus.any_rank(changed):
             self._stop_deferred = True
             consensus.due = 0
             return
         if step > 0 and step != self.checkpoint_schedule.last_step:
-            self.checkpoint_schedule.restore_snapshot()
+            if snapshot is not None:
+                snapshot.restore()
             self.save(step, wait=True)
         self._stop(step)
 
@@ -302,7 +300,6 @@ class Boundary:
         self.consensus.schedule()
 
     # -- consensus
-    # -------------------------------------------------------------------------------------
 
     def _run_consensus(self) -> None:
         if self.consensus.in_flight:
@@ -351,7 +348,6 @@ class Boundary:
         self.checkpoint_schedule.collect_finished()
 
     # -- save and stop
-    # ---------------------------------------------------------------------------------
 
     def save(
         self, step: int, *, wait: bool = False, replace: bool = False, next_epoch: int | None = None

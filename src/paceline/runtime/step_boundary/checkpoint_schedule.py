@@ -86,11 +86,6 @@ class CheckpointSchedule:
         return found
 
     # -- when to save
-    # ------------------------------------------------------------------------------------------
-
-    @property
-    def counts_steps(self) -> bool:
-        return self.settings.save_every_steps is not None and self.checkpoints is not None
 
     def due_by_step(self, step: int) -> bool:
         every = self.settings.save_every_steps
@@ -104,7 +99,6 @@ class CheckpointSchedule:
         return time.perf_counter() - self._since >= every
 
     # -- save
-    # ------------------------------------------------------------------------------------------
 
     def save(
         self,
@@ -147,7 +141,6 @@ class CheckpointSchedule:
                 self.events.write("save_failed", step=saved.step, error=saved.error)
 
     # -- the best checkpoint
-    # ---------------------------------------------------------------------------
 
     def _on_update(self, *_: Any) -> None:
         self._updated = True
@@ -182,7 +175,6 @@ class CheckpointSchedule:
         return self.checkpoints.is_new_best(step)
 
     # -- the last training boundary
-    # --------------------------------------------------------------------
 
     def take_snapshot(self) -> None:
         """Remember the state at the end of a loop, at a save by the script, or after a resume.
@@ -193,22 +185,9 @@ class CheckpointSchedule:
         if self.checkpoints is not None:
             self.snapshot = Snapshot(self._objects)
 
-    def weights_changed(self) -> bool:
-        """Return whether the weights differ from those at the last boundary."""
-        return (
-            self.snapshot is not None
-            and self.checkpoints is not None
-            and self.snapshot.weights_changed()
-        )
-
     def has_changed(self) -> bool:
         """Return whether the objects have changed since the snapshot; True without one."""
         return self.snapshot is None or self.snapshot.has_changed(rank=self.rank)
-
-    def restore_snapshot(self) -> None:
-        """Return to the state of the last boundary."""
-        if self.snapshot is not None:
-            self.snapshot.restore()
 
     @contextmanager
     def at_snapshot(self) -> Iterator[None]:
@@ -218,9 +197,6 @@ class CheckpointSchedule:
             return
         with self.snapshot.restored():
             yield
-
-    def drop_snapshot(self) -> None:
-        self.snapshot = None
 
     def close(self, *, wait: bool) -> None:
         if self.checkpoints is not None:

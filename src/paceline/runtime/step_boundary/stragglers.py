@@ -57,7 +57,6 @@ class StragglerDetector:
         self._reported: dict[int, float] = {}
 
     # -- measure
-    # ---------------------------------------------------------------------------------------
 
     def mark_start(self) -> None:
         """Measure the step that begins now. Called at the end of a boundary."""
@@ -93,7 +92,6 @@ class StragglerDetector:
         return statistics.median(self._measured) if len(self._measured) >= MIN_MEASUREMENTS else 0.0
 
     # -- compare
-    # ---------------------------------------------------------------------------------------
 
     def report(
         self, seconds: list[float], *, step: int, epoch: int, seconds_per_step: float
