@@ -79,10 +79,12 @@ def write_index(
     folder: Path, tensors: Mapping[str, dict[str, Any]], reports: list[dict[str, Any]]
 ) -> dict[str, FileChecksum]:
     """Write where all ranks have written their parts of these tensors."""
-    index = {
-        name: {**tensor, "chunks": [report[name] for report in reports if name in report]}
-        for name, tensor in tensors.items()
-    }
+    index = {}
+    for name, tensor in tensors.items():
+        parts = [report[name] for report in reports if name in report]
+        # one of each: ranks whose meshes are copies of each other have written the same
+        chunks = {tuple(part["offsets"]): part for part in parts}
+        index[name] = {**tensor, "chunks": list(chunks.values())}
     raw = json.dumps(index, separators=(",", ":")).encode()
     return {f"{SHARDED_FOLDER}/{SHARD_INDEX}": _write(folder / SHARDED_FOLDER / SHARD_INDEX, [raw])}
 
