@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader
 
 from paceline.errors import CheckpointError
 from paceline.runtime import randomness
-from paceline.runtime.checkpoint.state_tree import digest_state
 from paceline.runtime.checkpoint.state_tree import digest_state, encode
 from paceline.runtime.console import note
 from paceline.runtime.data.sample_assignment import MicroBatch

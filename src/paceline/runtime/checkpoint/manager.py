@@ -25,8 +25,6 @@ from paceline.contract.checkpoint import (
 )
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime import randomness
-from paceline.runtime.checkpoint import restore, retention, state_tree, writer
-from paceline.runtime.checkpoint import sharded_state as sharded
 from paceline.runtime.checkpoint import restore, retention, sharded, state_tree, writer
 from paceline.runtime.checkpoint.folder_owner import FolderOwner
 from paceline.runtime.checkpoint.initial_weights import load_weights

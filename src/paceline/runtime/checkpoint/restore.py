@@ -13,8 +13,6 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from paceline.errors import CheckpointError
 from paceline.runtime import randomness
-from paceline.runtime.checkpoint import sharded_state as sharded
-from paceline.runtime.checkpoint import state_tree
 from paceline.runtime.checkpoint import sharded, state_tree
 from paceline.runtime.checkpoint.reader import CheckpointReader
 from paceline.runtime.checkpoint.state_tree import METADATA_KEY

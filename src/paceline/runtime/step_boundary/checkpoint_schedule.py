@@ -15,9 +15,9 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from paceline.contract.jsonl import EventWriter
+from paceline.runtime import randomness
 from paceline.runtime.checkpoint.manager import CheckpointManager, Restored, Saved
 from paceline.runtime.checkpoint.retention import RetentionPolicy
-from paceline.runtime import randomness
 from paceline.runtime.checkpoint.state_tree import canonical_json, encode, store_inline
 from paceline.runtime.settings import Settings, best_metric
 from paceline.runtime.training.checksum import Checksum, is_comparable

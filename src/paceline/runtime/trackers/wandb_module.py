@@ -15,9 +15,8 @@ from typing import Any
 from paceline.errors import UsageError
 from paceline.runtime.console import note
 from paceline.runtime.distributed.identity import Identity, read_identity
-from paceline.runtime.launch_context import LaunchContext
-from paceline.runtime.trackers import wandb_points as points
 from paceline.runtime.settings import LaunchContext
+from paceline.runtime.trackers import wandb_points as points
 from paceline.runtime.trackers.base import RunInfo, Tracking, first_line
 from paceline.runtime.trackers.wandb_noop import NOOP, AttributeDict, NoopRun, as_mapping
 from paceline.runtime.trackers.wandb_run import choose_id, init_run

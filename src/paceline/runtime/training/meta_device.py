@@ -17,9 +17,8 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.runtime.randomness import derive_seed, preserve_host_rng, seed_host
-from paceline.runtime.checkpoint.sharded_state import distribute
 from paceline.runtime.checkpoint.sharded import distribute
+from paceline.runtime.randomness import derive_seed, preserve_host_rng, seed_host
 
 MAX_NAMES_SHOWN = 5  # in an error
 
