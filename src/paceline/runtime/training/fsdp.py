@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.runtime.checkpoint.shares import digest_state
+from paceline.runtime.checkpoint.state_tree import digest_state
 from paceline.runtime.data.transfer import map_tensors
 from paceline.runtime.distributed import collectives
 from paceline.runtime.distributed.mesh import RankMesh, describe
