@@ -93,7 +93,7 @@ class Attempt:
         )
         self.termination = Termination(workers, heartbeats, kill_after=self.launch_spec.kill_after)
         self.hang_reporter = HangReporter(
-            launch, workers=workers, output=output, heartbeats=heartbeats, rendezvous=rendezvous
+            launch, output=output, heartbeats=heartbeats, rendezvous=rendezvous
         )
         self.lingering_ranks = LingeringRanks(
             launch, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous

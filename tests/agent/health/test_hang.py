@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from paceline.agent.health.hang import RankHeartbeat, Watchdog
+from paceline.agent.health.hang import RankHeartbeat, find_hang
 from paceline.agent.health.heartbeat import ActivityMonitor, Heartbeats
 from paceline.agent.workers import process_tree
 from paceline.contract.heartbeat_file import ABSENT, FINISHED, READY, RUNNING, SAVED_AND_STOPPED
@@ -47,9 +47,9 @@ def test_watchdog(case: str) -> None:
     heartbeats = [
         RankHeartbeat(rank, *slot, host=f"node{rank // 2}") for rank, slot in enumerate(slots)
     ]
-    hang = Watchdog(10).check(heartbeats)
+    hang = find_hang(heartbeats, 10)
     assert (None if hang is None else [each.rank for each in hang.stuck]) == stuck
-    assert Watchdog(0).check(heartbeats) is None  # turned off
+    assert find_hang(heartbeats, 0) is None  # turned off
 
 
 def test_a_rank_that_the_kernel_holds_is_stuck() -> None:
@@ -57,7 +57,7 @@ def test_a_rank_that_the_kernel_holds_is_stuck() -> None:
         RankHeartbeat(0, RUNNING, 3, 12, "a"),
         RankHeartbeat(1, RUNNING, 4, 12, "b", process="T"),
     ]
-    hang = Watchdog(10).check(heartbeats)
+    hang = find_hang(heartbeats, 10)
     assert hang is not None
     assert [(each.rank, each.host) for each in hang.stuck] == [(1, "b")]
     assert "rank 1 on b" in str(hang)
@@ -67,10 +67,10 @@ def test_a_rank_that_the_kernel_holds_is_stuck() -> None:
 def test_ranks_that_stop_at_the_same_moment_are_not_listed() -> None:
     """None of them is the cause, as far as heartbeats tell."""
     alike = [RankHeartbeat(rank, RUNNING, 3, 12.0, "a") for rank in range(2)]
-    assert str(Watchdog(10).check(alike)) == (
+    assert str(find_hang(alike, 10)) == (
         "no progress for 12 s; all 2 ranks are stuck at step 3, none longer than the others: compare their stacks"
     )
-    assert "rank 0 on a is stuck at step 3" in str(Watchdog(10).check(alike[:1]))
+    assert "rank 0 on a is stuck at step 3" in str(find_hang(alike[:1], 10))
 
 
 @pytest.mark.parametrize("state", [READY, RUNNING])
@@ -81,7 +81,7 @@ def test_a_rank_outside_of_any_collective_is_named(state: int) -> None:
         (Frame("/x/site-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce"),)
     )
     sleeps = Stack((Frame("/p/hang.py", 7, "main"),))
-    hang = Watchdog(10).check(heartbeats)
+    hang = find_hang(heartbeats, 10)
     assert hang is not None
     named = hang.compare_stacks(heartbeats, {0: waits, 1: sleeps})
     assert named.first.rank == 1

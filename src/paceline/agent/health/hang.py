@@ -19,7 +19,7 @@ from paceline.agent.rank_failures import Failure
 from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.workers import process_tree
 from paceline.agent.workers.output import OutputCapture
-from paceline.agent.workers.started_ranks import Launch, StartedRanks
+from paceline.agent.workers.started_ranks import Launch
 from paceline.contract.heartbeat_file import READY, RUNNING
 from paceline.contract.stacks import Stack, read_stack
 
@@ -107,36 +107,26 @@ def _describe(heartbeat: RankHeartbeat) -> str:
     return f"rank {heartbeat.rank}{host} is stuck at step {heartbeat.step}{reason}"
 
 
-class Watchdog:
-    """Reports a hang once a training rank sends no heartbeat for `timeout` seconds; 0 turns it off.
+def find_hang(heartbeats: Iterable[RankHeartbeat], timeout: float) -> Hang | None:
+    """Return a hang once a training rank has sent no heartbeat for this long; 0 turns it off.
 
     Of ranks that have begun a step, only those in state RUNNING count: one that has saved or
     finished sends nothing more. Before that, and in a script without step boundaries, ranks may
     compile or load for as long as they like; they hang if none of them does anything at all.
     """
-
-    def __init__(self, timeout: float) -> None:
-        self.timeout = timeout
-
-    def check(self, heartbeats: Iterable[RankHeartbeat]) -> Hang | None:
-        known = list(heartbeats)
-        running = [heartbeat for heartbeat in known if heartbeat.state == RUNNING]
-        if self.timeout <= 0 or not known:
-            return None
-        if not running:
-            idle = min(heartbeat.age for heartbeat in known)
-            is_hang = idle > self.timeout and all(heartbeat.state == READY for heartbeat in known)
-            return (
-                Hang(sorted(known, key=lambda heartbeat: heartbeat.rank), idle, 0)
-                if is_hang
-                else None
-            )
-        oldest = max(heartbeat.age for heartbeat in running)
-        if oldest <= self.timeout:
-            return None
-        return Hang(
-            find_stuck(running), oldest, min(heartbeat.step for heartbeat in running), len(running)
-        )
+    known = sorted(heartbeats, key=lambda heartbeat: heartbeat.rank)
+    running = [heartbeat for heartbeat in known if heartbeat.state == RUNNING]
+    if timeout <= 0 or not known:
+        return None
+    if not running:
+        idle = min(heartbeat.age for heartbeat in known)
+        is_hang = idle > timeout and all(heartbeat.state == READY for heartbeat in known)
+        return Hang(known, idle, 0) if is_hang else None
+    oldest = max(heartbeat.age for heartbeat in running)
+    if oldest <= timeout:
+        return None
+    step = min(heartbeat.step for heartbeat in running)
+    return Hang(find_stuck(running), oldest, step, len(running))
 
 
 def find_stuck(running: list[RankHeartbeat]) -> list[RankHeartbeat]:
@@ -164,20 +154,19 @@ class HangReporter:
         self,
         launch: Launch,
         *,
-        workers: StartedRanks,
         output: OutputCapture,
         heartbeats: Heartbeats,
         rendezvous: Rendezvous,
     ) -> None:
-        self._launch, self._workers = launch, workers
+        self._launch = launch
         self._heartbeats, self._rendezvous = heartbeats, rendezvous
         self._rank_of = {local_rank: rank for rank, local_rank in launch.ranks()}
-        self._watchdog = Watchdog(launch.launch_spec.hang_timeout)
+        self._timeout = launch.launch_spec.hang_timeout
         # of other agents, about once a second; a late report makes no rank older
         self._reported: dict[int, list[RankHeartbeat]] = {}
         self._activity = ActivityMonitor(
             heartbeats,
-            self._watchdog.timeout,
+            self._timeout,
             count_output=lambda local_rank: output.count_bytes(self._rank_of[local_rank]),
         )
         # local ranks that have not begun a step, and may never
@@ -195,7 +184,7 @@ class HangReporter:
         stacks.
         """
         now = time.monotonic()
-        if not self._watchdog.timeout or now - self._last_check < REPORT_INTERVAL:
+        if not self._timeout or now - self._last_check < REPORT_INTERVAL:
             return None
         self._last_check = now
         self._check_activity(local_ranks, now)
@@ -205,14 +194,14 @@ class HangReporter:
             self._rendezvous.send({"kind": REPORT, "heartbeats": rows})
             return None
         known = [*own, *(each for reported in self._reported.values() for each in reported)]
-        hang = self._watchdog.check(known)
+        hang = find_hang(known, self._timeout)
         if hang is None:
             return None
         # before the stacks are dumped: a rank that crashes meanwhile is not the cause
         detected = time.time()
         self.dump_all_stacks(local_ranks)
         hang = hang.compare_stacks(known, self._read_stacks(each.rank for each in known))
-        first, limit = hang.first, f"--hang-timeout {self._watchdog.timeout:g}s"
+        first, limit = hang.first, f"--hang-timeout {self._timeout:g}s"
         return Failure(
             retry_policy.HANG,
             first.host,
@@ -235,10 +224,9 @@ class HangReporter:
         written.
         """
         paths = {
-            pid: self._launch.attempt.stacks(self._rank_of[local_rank])
-            for local_rank, pid in self._pids(local_ranks).items()
-            if self._heartbeats.read(local_rank).state >= READY
-            and self._heartbeats.writes_stacks(local_rank)
+            heartbeat.pid: self._launch.attempt.stacks(self._rank_of[heartbeat.local_rank])
+            for heartbeat in map(self._heartbeats.read, local_ranks)
+            if heartbeat.state >= READY and self._heartbeats.writes_stacks(heartbeat.local_rank)
         }
         for pid in paths:
             process_tree.send_signal(pid, signal.SIGCONT)  # a stopped process could not write
@@ -257,15 +245,11 @@ class HangReporter:
 
     def _check_activity(self, local_ranks: Collection[int], now: float) -> None:
         """Find out since when ranks without step boundaries have been idle."""
-        waiting = {rank for rank in local_ranks if self._heartbeats.read(rank).state == READY}
+        heartbeats = map(self._heartbeats.read, local_ranks)
+        waiting = {each.local_rank: each.pid for each in heartbeats if each.state == READY}
         if waiting and self._activity.is_due(now):
-            pids = {
-                rank: pid
-                for rank, pid in self._pids(local_ranks).items()
-                if rank in waiting and pid
-            }
             self._idle_since = {
-                rank: each.since for rank, each in self._activity.check(pids, now).items()
+                rank: each.since for rank, each in self._activity.check(waiting, now).items()
             }
 
     def _heartbeat(self, local_rank: int, now: float) -> RankHeartbeat:
@@ -281,15 +265,6 @@ class HangReporter:
             self._launch.placement.host,
             process_tree.state(heartbeat.pid) if heartbeat.pid else "",
         )
-
-    def _pids(self, local_ranks: Collection[int]) -> dict[int, int]:
-        """Return the processes of the ranks themselves; a script that spawns them has another one
-        above.
-        """
-        if self._launch.launch_spec.style != "spawn":
-            return self._workers.pids()
-        heartbeats = [self._heartbeats.read(local_rank) for local_rank in local_ranks]
-        return {heartbeat.local_rank: heartbeat.pid for heartbeat in heartbeats if heartbeat.pid}
 
 
 def request_stacks(paths: Mapping[int, Path]) -> list[int]:
