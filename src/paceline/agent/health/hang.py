@@ -5,10 +5,10 @@ Agents send ages, not times, because the clocks of nodes differ.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from paceline.agent.workers.started_ranks import Launch
 from paceline.contract.heartbeat_file import READY, RUNNING
 from paceline.contract.stacks import Stack, read_stack
 
+DUMP_END = 1 << 16  # bytes of a stack file
 STACKS_TIMEOUT = 2.0  # seconds for hung ranks to write their stacks
 REPORT_INTERVAL = 1.0  # seconds between the reports that a member sends to the head agent
 REPORT = "heartbeats"  # the kind of such a message
@@ -234,14 +235,8 @@ class HangReporter:
 
     def _read_stacks(self, ranks: Iterable[int]) -> dict[int, Stack]:
         """Return the stacks that were dumped; those of other nodes may still be on their way."""
-        found: dict[int, Stack] = {}
-        for rank in ranks:
-            with suppress(OSError):
-                stack = read_stack(
-                    self._launch.attempt.stacks(rank).read_text(encoding="utf-8", errors="replace")
-                )
-                found |= {rank: stack} if stack is not None else {}
-        return found
+        stacks = {rank: read_dump(self._launch.attempt.stacks(rank)) for rank in ranks}
+        return {rank: stack for rank, stack in stacks.items() if stack is not None}
 
     def _check_activity(self, local_ranks: Collection[int], now: float) -> None:
         """Find out since when ranks without step boundaries have been idle."""
@@ -287,6 +282,16 @@ def request_stacks(paths: Mapping[int, Path]) -> list[int]:
         if (len(written) == len(sizes) and now == before) or time.monotonic() > deadline:
             return written
         time.sleep(0.05)
+
+
+def read_dump(path: Path) -> Stack | None:
+    """Return the newest stack in a file, which is at its end."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - DUMP_END))
+            return read_stack(file.read().decode(errors="replace"))
+    except OSError:
+        return None
 
 
 def _size(path: Path) -> int:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from paceline import __version__
 from paceline.agent.health import preflight
-from paceline.agent.health.hang import request_stacks
+from paceline.agent.health.hang import read_dump, request_stacks
 from paceline.agent.health.heartbeat import Heartbeat, read_file
 from paceline.agent.health.node_metrics import rank_row
 from paceline.agent.rendezvous import network
@@ -28,7 +28,7 @@ from paceline.agent.workers import process_tree
 from paceline.contract.foreign_records import read_objects
 from paceline.contract.heartbeat_file import READY, RUNNING
 from paceline.contract.run_folder import AttemptFolder, RunFolder
-from paceline.contract.stacks import PROBE_MARK, STACKS, Stack, read_stack
+from paceline.contract.stacks import PROBE_MARK, STACKS
 
 SLOW_START = 10.0  # seconds before the first step after which stacks are of interest
 NO_STEP = 15.0  # seconds without a step, at least
@@ -36,7 +36,6 @@ STEPS = 10  # steps' worth of time without one
 QUIET = 10.0  # seconds without output after which ranks may be stuck
 SECONDS = 5.0  # between the two dumps
 AWAKE = 2  # times that the main thread of a rank that only waits may go back to sleep meanwhile
-DUMP_END = 1 << 16  # bytes of a stack file; the newest dump is at its end
 
 
 class Rank(NamedTuple):
@@ -146,7 +145,7 @@ def compare_dumps(attempt: AttemptFolder, ranks: Sequence[Rank]) -> dict[str, li
     main thread has slept and gone on several times, as one that trains does at each step.
     """
     dump_stacks(attempt, ranks)
-    before = {rank.number: _read(attempt.stacks(rank.number)) for rank in ranks}
+    before = {rank.number: read_dump(attempt.stacks(rank.number)) for rank in ranks}
     pids = {rank.number: rank.heartbeat.pid for rank in ranks if rank.heartbeat.pid}
     used, slept = (
         process_tree.tree_usage(pids.values()),
@@ -163,7 +162,9 @@ def compare_dumps(attempt: AttemptFolder, ranks: Sequence[Rank]) -> dict[str, li
 
     return {
         "dumped": dumped,
-        "changed": [number for number in dumped if _read(attempt.stacks(number)) != before[number]],
+        "changed": [
+            number for number in dumped if read_dump(attempt.stacks(number)) != before[number]
+        ],
         "busy": [number for number, pid in pids.items() if is_busy(pid)],
         "awake": [number for number, pid in pids.items() if awake[pid] > AWAKE],
     }
@@ -195,12 +196,3 @@ def _sleeps(pid: int) -> int:
             if line.startswith("voluntary_ctxt_switches:"):
                 return int(line.split()[1])
     return 0
-
-
-def _read(path: Path) -> Stack | None:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - DUMP_END))
-            return read_stack(file.read().decode(errors="replace"))
-    except OSError:
-        return None
