@@ -15,6 +15,7 @@ import os
 import random
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import time
@@ -346,8 +347,8 @@ def _set_streams(rank: int) -> None:
 
     A rank is not in the session of a terminal, so it cannot read from one.
     """
-    given = Path("/dev/stdin")
-    if rank != 0 or not (given.is_fifo() or given.is_file()):
+    is_pipe = process.is_open(0) and stat.S_ISFIFO(os.fstat(0).st_mode)
+    if rank != 0 or not (is_pipe or os.path.isfile(0)):
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)

@@ -8,7 +8,6 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.launcher_placement import Placement
@@ -73,7 +72,7 @@ class GroupSelection:
         self._selected: StartedRanks | None = None
         self._interrupted, self._say = interrupted, say
         # Rank 0 of every attempt reads a file from here on: all share one position in it.
-        self._input = os.lseek(0, 0, os.SEEK_CUR) if Path("/dev/stdin").is_file() else None
+        self._input = os.lseek(0, 0, os.SEEK_CUR) if os.path.isfile(0) else None
 
     def select(self, placement: Placement, heartbeats: Heartbeats) -> StartedRanks:
         """Return the worker group for the next attempt. Wait until its zygote has imported
