@@ -75,9 +75,8 @@ class Metrics:
         self._rank = rank
         self._entries: list[Entry] = []
         self._offered: Batch | None = None  # its schema is being compared
-        # without other ranks: its numbers are on their way from the device
-        self._arriving: Batch | None = None
-        self._reducing: Batch | None = None
+        # its numbers are on their way, from the device or from other ranks
+        self._waiting: Batch | None = None
         self._warned_mismatch = False
 
     def log(self, step: int, epoch: int, weight: float, values: dict[str, Any]) -> None:
@@ -127,13 +126,9 @@ class Metrics:
 
     def advance(self, *, same: bool = True) -> None:
         """After a consensus, write the previous batch and start reducing the offered one."""
-        if self._arriving is not None:
-            arrived, self._arriving = self._arriving, None
-            self._fold(arrived)
-            self._write(arrived)
-        if self._reducing is not None:
-            self._write(self._reducing)
-            self._reducing = None
+        if self._waiting is not None:
+            self._write(self._waiting)
+            self._waiting = None
         batch, self._offered = self._offered, None
         if batch is None or (same and not batch.entries):
             return
@@ -141,16 +136,14 @@ class Metrics:
             self._warn_of_mismatch(batch)
         if batch.processed is None:  # other ranks have logged: the rates are those of all ranks
             batch.processed = self.throughput.take()
-        # waiting would leave the device without work
-        if self._group is None and batch.is_on_its_way:
-            self._arriving = batch
-            return
-        self._fold(batch)
-        if self._group is None:
-            self._write(batch)
-        else:
+        if self._group is not None:
+            self._fold(batch)
             batch.reduce(self._group, same_names=same)
-            self._reducing = batch
+        # waiting would leave the device without work
+        if self._group is not None or batch.is_on_its_way:
+            self._waiting = batch
+        else:
+            self._write(batch)
 
     def _fold(self, batch: Batch) -> None:
         batch.fold()
@@ -169,29 +162,27 @@ class Metrics:
 
     def finish_alone(self) -> None:
         """After an error, write the numbers that this rank has, without the others."""
-        reducing, arriving, offered, entries = (
-            self._reducing,
-            self._arriving,
-            self._offered,
-            self._entries,
-        )
-        self._reducing, self._arriving, self._offered, self._entries = None, None, None, []
+        waiting, offered, entries = self._waiting, self._offered, self._entries
+        self._waiting, self._offered, self._entries = None, None, []
         if self._rank and not self._own:  # it writes nothing
             return
         try:
-            if reducing is not None:
-                reducing.work, reducing.ranks = None, 1
-                self._write(reducing, is_alone=True)
-            for batch in (arriving, offered, Batch(entries, alone=True)):
-                if batch is not None and batch.entries and batch.arrives(within=DEVICE_TIMEOUT):
-                    self._fold(batch)
-                    self._write(batch, is_alone=True)
+            for batch in (waiting, offered):
+                self._write_alone(batch)
+            self._write_alone(Batch(entries, alone=True))
         except RuntimeError:
             # the device itself has failed: its numbers are lost, but the first error must stay
             # visible
             pass
 
+    def _write_alone(self, batch: Batch | None) -> None:
+        if batch is not None and batch.arrives(within=DEVICE_TIMEOUT):
+            batch.work, batch.ranks = None, 1
+            self._write(batch, is_alone=True)
+
     def _write(self, batch: Batch, *, is_alone: bool = False) -> None:
+        if batch.entries:
+            self._fold(batch)
         batch.store_reduced()
         means = batch.means()
         for step, values in means.items():

@@ -33,23 +33,22 @@ class Trackers:
 
     common: list[TrackerThread] = field(default_factory=list)  # get metrics averaged over all ranks
     own: list[TrackerThread] = field(default_factory=list)  # get this rank's own metrics
-    wandb: Any = None  # the WandbTracker, if there is one
-    wandb_thread: TrackerThread | None = None
+    wandb: TrackerThread | None = None  # one of them
 
     def start(self) -> None:
         for thread in (*self.common, *self.own):
             thread.start()
-        if self.wandb_thread is not None:
+        if self.wandb is not None:
             _wandb_module().share(self.wandb_run)
 
     def configure(self, values: dict[str, Any]) -> None:
         """Send the script's own settings to W&B."""
-        if self.wandb_thread is not None:
-            self.wandb_thread.call(lambda: self.wandb.configure(values))
+        if self.wandb is not None:
+            self.wandb.configure(values)
 
     def close(self, status: str, *, urgent: bool = False) -> None:
         """Let all trackers finish, for as long as this status allows."""
-        if self.wandb_thread is not None:
+        if self.wandb is not None:
             _wandb_module().share(None)
         threads = (*self.common, *self.own)
         timeout = URGENT_FINISH_TIMEOUT if urgent else FINISH_TIMEOUTS[status]
@@ -61,10 +60,10 @@ class Trackers:
 
     def wandb_run(self) -> Any:
         """Return the live W&B run once it has started; None on ranks without one."""
-        if self.wandb_thread is None:
+        if self.wandb is None:
             return None
-        self.wandb_thread.started.wait()
-        return self.wandb.run
+        self.wandb.started.wait()
+        return self.wandb.tracker.run
 
 
 def _wandb_module() -> Any:
@@ -124,9 +123,9 @@ def open_trackers(
         thread = TrackerThread(name, tracker, info)
         (trackers.own if per_rank else trackers.common).append(thread)
         if each == WANDB:
-            trackers.wandb, trackers.wandb_thread = tracker, thread
-            trackers.wandb.tracking = tracking
-            trackers.wandb.id = _wandb_id(info, store if per_rank else None)
+            trackers.wandb = thread
+            thread.tracker.tracking = tracking
+            thread.tracker.id = _wandb_id(info, store if per_rank else None)
     return trackers
 
 

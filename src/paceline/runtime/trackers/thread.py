@@ -12,7 +12,6 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,9 @@ class TrackerThread:
 
     def __init__(self, name: str, tracker: Tracker, info: RunInfo) -> None:
         self.started = threading.Event()  # also set if the start failed
-        self._name, self._tracker, self._info = name, tracker, info
-        self._queue: queue.SimpleQueue[str | Callable[[], None] | None] = queue.SimpleQueue()
+        self.tracker: Any = tracker
+        self._name, self._info = name, info
+        self._queue: queue.SimpleQueue[str | dict[str, Any] | None] = queue.SimpleQueue()
         self._is_behind = False
         self._status = FAILED
         self._broken = False
@@ -58,9 +58,9 @@ class TrackerThread:
                 "them all"
             )
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Call a function in the thread, after the lines so far."""
-        self._queue.put(function)
+    def configure(self, values: dict[str, Any]) -> None:
+        """Pass on the script's own settings, after the lines so far."""
+        self._queue.put(values)
 
     def finish(self, status: str) -> None:
         """Let the tracker finish once it has taken all lines."""
@@ -85,17 +85,17 @@ class TrackerThread:
                 signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
             )
         try:
-            self._tracker.start(self._info)
+            self.tracker.start(self._info)
             self.started.set()
             while (text := self._queue.get()) is not None:
-                if not isinstance(text, str):
-                    text()
+                if isinstance(text, dict):
+                    self.tracker.configure(text)
                     continue
                 for line in text.splitlines():
                     if self._broken:
                         return
-                    self._tracker.log(*parse_line(line))
-            self._tracker.finish(self._status)
+                    self.tracker.log(*parse_line(line))
+            self.tracker.finish(self._status)
         except BaseException as error:
             if not self._broken:
                 kind = type(error).__name__
