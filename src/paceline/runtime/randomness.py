@@ -48,16 +48,11 @@ def preserve_host_rng() -> Iterator[None]:
     """Restore the host generators on exit: loading data in the main process must not disturb the
     model.
     """
-    python_state, torch_state = random.getstate(), torch.default_generator.get_state()
-    numpy = sys.modules.get("numpy")
-    numpy_state = numpy.random.get_state() if numpy is not None else None
+    state = _capture_host()
     try:
         yield
     finally:
-        random.setstate(python_state)
-        torch.default_generator.set_state(torch_state)
-        if numpy is not None and numpy_state is not None:
-            numpy.random.set_state(numpy_state)
+        restore(state)
 
 
 def seed_everything(seed: int, deterministic: bool = False) -> None:
@@ -81,18 +76,24 @@ def seed_rank(*, seed: int, step: int, rank: int) -> None:
 
 def host_state() -> tuple[Any, ...]:
     """Return the states of the host generators in a form that can be compared."""
-    numpy = sys.modules.get("numpy")
-    numpy_state = () if numpy is None else numpy.random.get_state()
-    arrays = [each.tobytes() if hasattr(each, "tobytes") else each for each in numpy_state]
-    return random.getstate(), torch.default_generator.get_state().numpy().tobytes(), arrays
+    state = _capture_host()
+    arrays = [
+        each.tobytes() if hasattr(each, "tobytes") else each for each in state.get("numpy", ())
+    ]
+    return state["python"], state["torch"].numpy().tobytes(), arrays
 
 
-def capture() -> dict[str, Any]:
-    """Return the state of all generators as a tree of plain values and small tensors."""
+def _capture_host() -> dict[str, Any]:
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         state["numpy"] = numpy.random.get_state(legacy=True)
+    return state
+
+
+def capture() -> dict[str, Any]:
+    """Return the state of all generators as a tree of plain values and small tensors."""
+    state = _capture_host()
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state()
     return state

@@ -57,7 +57,8 @@ def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nproc: int | None 
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         fn(*args)
         return
-    count = nproc or _default_nproc()
+    launch_spec = LaunchContext.read().launch_spec
+    count = nproc or (launch_spec.nproc if launch_spec else _default_nproc())
     if count < 1:
         raise UsageError(
             f"nproc is {nproc}, but must be at least 1.", hint="Leave it out for one rank per GPU."
@@ -105,12 +106,7 @@ def rank_environment(local: int, count: int, environ: Any) -> dict[str, str]:
 
 
 def _default_nproc() -> int:
-    """Return what the launch spec says, or one per GPU, or 2, so that the distributed path is
-    exercised.
-    """
-    launch_spec = LaunchContext.read().launch_spec
-    if launch_spec is not None:
-        return launch_spec.nproc
+    """Return one per GPU, or 2, so that the distributed path is exercised."""
     import torch
 
     return torch.cuda.device_count() or 2
@@ -206,27 +202,19 @@ def _supervise(ranks: dict[SpawnProcess, int], world_size: int, forwarded: threa
 def _attempt() -> AttemptFolder | None:
     """Return the folder where the agent looks for errors of its ranks; None without an agent."""
     context = LaunchContext.read()
-    return (
-        context.folder.attempt(context.attempt)
-        if context.launch_spec is not None and context.folder is not None
-        else None
-    )
+    if context.launch_spec is None or context.folder is None:
+        return None
+    return context.folder.attempt(context.attempt)
 
 
 def _report(attempt: AttemptFolder | None, rank: int, **found: Any) -> None:
     """Write the error of a rank, once: its own report is better than its exit code."""
     if attempt is None or attempt.error(rank).exists():
         return
-    record = {
-        "rank": rank,
-        "host": socket.gethostname(),
-        "type": "",
-        "message": "",
-        "traceback": "",
-        "step": 0,
-    }
+    unknown = dict.fromkeys(("type", "message", "traceback"), "")
+    record = {"rank": rank, "host": socket.gethostname(), "step": 0, "time": time.time()}
     with suppress(OSError):
-        write_atomically(attempt.error(rank), json.dumps({**record, "time": time.time(), **found}))
+        write_atomically(attempt.error(rank), json.dumps({**unknown, **record, **found}))
 
 
 def _end(processes: Iterable[SpawnProcess]) -> None:
