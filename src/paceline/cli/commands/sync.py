@@ -75,13 +75,13 @@ def _all_runs() -> list[RunFolder]:
 
 
 def _unsent(folder: RunFolder) -> list[Path]:
-    return [path for path in offline_runs(folder) if not is_sent(path)]
+    return [path for path in offline_runs(folder) if not is_sent(path) and not is_empty(path)]
 
 
 def _send(folder: RunFolder) -> None:
     claims.require_not_running(folder)
     python = find_python(folder)
-    unsent = [path for path in _unsent(folder) if not is_empty(path)]
+    unsent = _unsent(folder)
     for number, path in enumerate(unsent, start=1):
         console.say_note(f"sending {path.name} ({number} of {len(unsent)})")
         address = send(path, python=python)
