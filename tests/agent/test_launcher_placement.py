@@ -162,12 +162,6 @@ CONTRADICTIONS = {
         openmpi(rank=1, size=4, local=0),
         ("OpenMPI", "ppr:2:node"),
     ),
-    "not a number": (launch_spec(), {"PACELINE_AGENT": "one of two"}, ("one of two", "0/2")),
-    "beyond the end": (
-        launch_spec(nodes=2),
-        {"PACELINE_AGENT": "2/2"},
-        ("PACELINE_AGENT", "2 of 2"),
-    ),
 }
 
 

@@ -7,7 +7,6 @@ names both.
 
 from __future__ import annotations
 
-import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,9 +27,6 @@ _NAMES = {
     "intelmpi": "Intel MPI",
     "mpich": "MPICH",
 }
-_NOT_YOURS = (
-    "The launcher sets this variable: check whether your shell or a `setup` line sets it, too."
-)
 
 
 @dataclass(frozen=True)
@@ -73,12 +69,6 @@ def find_placement(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> Place
     names both.
     """
     numbers = _read_numbers(launch_spec.style, environ)
-    if not 0 <= numbers.index < numbers.count:
-        raise LaunchError(
-            f"{numbers.source} gives this agent the index {numbers.index} of {numbers.count}, "
-            "which is out of range.",
-            hint="Check whether your shell or a `setup` line sets variables of the launcher.",
-        )
     per_rank = launch_spec.style in RANK_STYLES or (
         launch_spec.style in EITHER_STYLES and numbers.count != launch_spec.nodes
     )
@@ -102,22 +92,17 @@ def find_placement(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> Place
 def _read_numbers(style: str, environ: Mapping[str, str]) -> _Numbers:
     host = environ.get("SLURMD_NODENAME") or socket.gethostname()
     if env.AGENT in environ:
-        match = re.fullmatch(r"(\d+)/(\d+)", environ[env.AGENT])
-        if match is None:
-            raise LaunchError(
-                f'Invalid {env.AGENT}="{environ[env.AGENT]}": use "index/count", e.g. "0/2".',
-                hint=_NOT_YOURS,
-            )
-        return _Numbers(env.AGENT, int(match[1]), int(match[2]), host)
+        index, count = map(int, environ[env.AGENT].split("/"))
+        return _Numbers(env.AGENT, index, count, host)
     for row in TABLE:
         if _numbers_agents(row, style, environ):
             return _Numbers(
                 _NAMES[row.source],
-                _number(environ, row.rank),
-                _number(environ, row.world_size),
+                int(environ[row.rank]),
+                int(environ[row.world_size]),
                 host,
-                local_rank=_number(environ, row.local_rank) if row.local_rank in environ else None,
-                node=_number(environ, row.node) if row.node in environ else None,
+                local_rank=int(environ[row.local_rank]) if row.local_rank in environ else None,
+                node=int(environ[row.node]) if row.node in environ else None,
             )
     return _Numbers("the environment (no scheduler step)", 0, 1, host)
 
@@ -184,13 +169,6 @@ def _numbers_agents(row: RankVariables, style: str, environ: Mapping[str, str]) 
         and row.source in MPI
         and (row.source == "mpich" or row.condition(environ))
     )
-
-
-def _number(environ: Mapping[str, str], name: str) -> int:
-    text = environ[name]
-    if not text.isdigit():
-        raise LaunchError(f'Invalid {name}="{text}": use a number.', hint=_NOT_YOURS)
-    return int(text)
 
 
 def node_name(node: int, environ: Mapping[str, str]) -> str:
