@@ -14,11 +14,11 @@ import pytest
 
 from paceline.cli.commands import cancel, export, logs, shell, show, sweep, sync
 from paceline.cli.commands.clean import find_ended_secrets
+from paceline.contract.environment_file import SECRETS_MARK
 from paceline.contract.sweep_folder import Search
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.launch.resume import Typed, find_earlier_run
 from paceline.launch.run_folder import find_run
-from paceline.launch.secrets import SECRETS_MARK
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
 from paceline.spec.run_path import RunPath

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from paceline.agent.agent import Agent
+from paceline.agent.stop import Requests
+from paceline.agent.sweep_trial import main as close_or_open_trial
 from paceline.agent.sweep_trial import open_trial
 from paceline.cli.commands.clean import find_ended_secrets
+from paceline.contract.environment_file import forget_secrets, secret_names
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import Search, SweepFolder
+from paceline.contract.verdict import DONE
 from paceline.launch.actions import cancel_run
 from paceline.launch.environment.activation import environment_file
-from paceline.launch.secrets import Secrets, forget_secrets, secret_names
+from paceline.launch.secrets import Secrets
 from paceline.slurm.job_states import JobState
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
 from paceline.spec.run_path import RunPath
 from paceline.sweep.folder import SweepWriter
 from paceline.sweep.settings import new_trials, read_list
-from tests.launch.plan.slurm.test_stop_and_requeue import DONE, FAILED, STOPPED, TASK, TASK_3, Bench
+from tests.launch.plan.slurm.test_stop_and_requeue import DONE as IS_DONE
+from tests.launch.plan.slurm.test_stop_and_requeue import FAILED, Bench
 
 HUSH = "hush-5d41402abc4b"
 ENVIRONMENT = f"export PLAIN=1\n# Secrets until the run is over: A_KEY B\nexport A_KEY={HUSH}\nexport B=$'{HUSH}\\n'\n"
@@ -140,68 +146,86 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
+def head_agent(run: RunFolder, **settings: Any) -> Agent:
+    launch_spec = LaunchSpec("r", "train.py", [], **settings)
+    environ = {"SLURM_JOB_ID": "7", "PACELINE_JOB_START": "7-0"}
+    return Agent(run, launch_spec, environ=environ, requests=Requests(), zygote=None)
+
+
 @pytest.mark.parametrize(
-    ("agents", "is_over"),
+    ("verdict", "settings", "is_over"),
     [
-        (DONE, True),
-        (FAILED, True),
-        (STOPPED, False),
-        ("exit 0", False),
-        ("echo stopped >verdict", False),
+        ("done", {}, True),
+        ("failed", {}, True),
+        ("stopped", {}, False),
+        (None, {}, False),
+        ("stopped", {"requeue": False}, False),
     ],
     ids=["done", "failed", "requeued", "no verdict", "stopped"],
 )
-def test_secrets_go_when_the_run_is_over(bench: Bench, agents: str, is_over: bool) -> None:
-    path = write_environment(bench.run / "environment.sh")
-    bench.carry_out(agents, setup="set -euo pipefail")
+def test_secrets_go_when_the_run_is_over(
+    tmp_path: Path, verdict: str | None, settings: dict[str, Any], is_over: bool
+) -> None:
+    path = write_environment(tmp_path / "environment.sh")
+    agent = head_agent(RunFolder(tmp_path), **settings)
+    if verdict is not None:
+        agent.verdicts.write_verdict(verdict)
+    agent.cleanup.close()
     assert path.read_text() == (REDUCED if is_over else ENVIRONMENT)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert sorted(each.name for each in bench.run.glob("environment*")) == ["environment.sh"]
+    assert sorted(each.name for each in tmp_path.glob("environment*")) == ["environment.sh"]
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_a_job_that_is_ended_from_outside_keeps_its_secrets_unless_cancelled(
-    bench: Bench, cancelled: bool
+    tmp_path: Path, cancelled: bool
 ) -> None:
-    path = write_environment(bench.run / "environment.sh")
-    process = bench.start(f"until [ -e over ]; do /bin/sleep 0.02; done; {FAILED}")
-    bench.until(bench.run / "job-starts" / "7-0" / "started")
+    path = write_environment(tmp_path / "environment.sh")
+    agent = head_agent(RunFolder(tmp_path))
     if cancelled:
-        (bench.run / "cancelled").touch()
-    process.send_signal(signal.SIGTERM)
-    (bench.run / "job-starts" / "7-0" / "over").touch()
-    bench.finish(process)
+        agent.run.cancelled.touch()
+    agent.requests.by_term = True
+    agent.verdicts.write_verdict("failed")
+    agent.cleanup.close()
     assert path.read_text() == (REDUCED if cancelled else ENVIRONMENT)
 
 
 def test_a_later_start_asks_for_the_secrets(bench: Bench) -> None:
-    write_environment(bench.run / "environment.sh")
+    path = write_environment(bench.run / "environment.sh")
     source = 'source "$paceline_run/environment.sh" || paceline_fail "no"'
     bench.carry_out(FAILED, setup=source)
-    code, out = bench.carry_out(DONE, setup=source, SLURM_JOB_ID="8", A_KEY="again")
+    assert forget_secrets(path)
+    code, out = bench.carry_out(IS_DONE, setup=source, SLURM_JOB_ID="8", A_KEY="again")
     assert code == 1
     assert "The value of B was removed when this run ended. Export B" in out
     assert (
         bench.carry_out(
-            DONE, setup=source, SLURM_JOB_ID="8", SLURM_RESTART_COUNT="1", A_KEY="again", B="too"
+            IS_DONE, setup=source, SLURM_JOB_ID="8", SLURM_RESTART_COUNT="1", A_KEY="again", B="too"
         )[0]
         == 0
     )
 
 
-def test_the_last_trial_of_a_submission_removes_its_secrets(bench: Bench) -> None:
-    bench.trials("4 5", 4, 5, 9)
-    path = write_environment(bench.run / "submission" / "environment.sh")
-    close = 'paceline_run_half() { [ "$2" = open ] || : >"$RUN/trials/$4/result.json"; }\n'
-    task = TASK.replace("paceline_run_half() {{", "paceline_unused() {{")
-    setup = close.replace("{", "{{").replace("}", "}}").format()
-    bench.carry_out(DONE, task, setup=setup, **TASK_3)
+def test_the_last_trial_of_a_submission_removes_its_secrets(tmp_path: Path) -> None:
+    sweep, submission = make_sweep(tmp_path, Search("s", sampler="grid"))
+    (submission / "tasks-1").write_text("2 9\n3 4 5\n")
+    path = write_environment(submission / "environment.sh")
+
+    def close(number: int) -> None:
+        sweep.trial(number).path.mkdir(parents=True)
+        trial = {"number": number, "group": number, "point": {}, "seed": None, "optuna": None}
+        sweep.trial(number).trial.write_text(json.dumps(trial))
+        assert (
+            close_or_open_trial(["close", str(sweep.path), str(submission), str(number), DONE]) == 0
+        )
+
+    close(4)
+    close(5)
     assert path.read_text() == ENVIRONMENT, "more arrays may follow, and trial 9 has not ended"
-    (bench.run / "submission" / "submitted").touch()
-    bench.carry_out(DONE, task, setup=setup, **TASK_3)
+    (submission / "submitted").touch()
+    close(6)
     assert path.read_text() == ENVIRONMENT, "trial 9 has not ended"
-    (bench.run / "trials" / "9" / "result.json").touch()
-    bench.carry_out(DONE, task, setup=setup, **TASK_3)
+    close(9)
     assert path.read_text() == REDUCED
 
 

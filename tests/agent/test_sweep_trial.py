@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from paceline.agent import optuna_study
+from paceline.agent import sweep_points
 from paceline.agent.sweep_trial import arguments, close_trial, main, merge_params, open_trial
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
@@ -280,7 +280,7 @@ def test_tpe_chooses_one_point_for_all_seeds_and_receives_their_mean(tmp_path: P
     # a start after a requeue keeps the same point
     assert read(open_trial(sweep, submission, 0).trial) == records[0]
 
-    study = optuna_study.open_study(sweep, sweep.read_search())
+    study = sweep_points.open_study(sweep, sweep.read_search())
     for number, value in ((0, 1.0), (1, 3.0)):
         trial = sweep.trial(number)
         trial.reports.write_text(json.dumps({"step": 1, "value": value}) + "\n", encoding="utf-8")
@@ -364,7 +364,7 @@ def test_a_point_is_pruned_by_the_mean_of_its_seeds_and_with_all_of_them(
     assert [read(sweep.trial(number).result)["state"] for number in (3, 4, 5)] == ["pruned"] * 3
     assert read(sweep.trial(5).result)["point"] == read(sweep.trial(3).trial)["point"]
     if sampler == "tpe":
-        study = optuna_study.open_study(sweep, sweep.read_search())
+        study = sweep_points.open_study(sweep, sweep.read_search())
         assert study.trials[1].state.name == "PRUNED"
     # The third point is better than the first one's mean.
     assert trials[6].record(1.0, 1) is False
@@ -401,7 +401,7 @@ def test_the_median_is_that_of_points_whose_seeds_are_all_done(tmp_path: Path) -
 @pytest.mark.parametrize("after", [1, 2])
 @pytest.mark.parametrize("prune", ["halving", "median"])
 def test_single_trials_are_pruned_as_optuna_would(prune: str, after: int) -> None:
-    optuna = optuna_study.import_optuna()
+    optuna = sweep_points.import_optuna()
     pruners = {
         "halving": optuna.pruners.SuccessiveHalvingPruner(min_resource=after, reduction_factor=3),
         "median": optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=after),

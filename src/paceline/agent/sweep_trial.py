@@ -17,10 +17,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from paceline.agent import optuna_study
+from paceline.agent import sweep_points
 from paceline.agent.rank_failures import Failure
-from paceline.agent.wandb_point import TrialPython, request_point, tracking_of
+from paceline.agent.sweep_points import TrialPython
 from paceline.contract import env
+from paceline.contract.environment_file import forget_secrets
 from paceline.contract.foreign_records import make, read_fields, read_objects
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact, redact_args, redact_values
@@ -30,6 +31,7 @@ from paceline.contract.sweep_folder import (
     FAILED,
     NO_POINT,
     PRUNED,
+    SUBMITTED,
     NoPoint,
     Point,
     Search,
@@ -47,16 +49,14 @@ PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 
 
 def main(argv: Sequence[str]) -> int:
+    """Carry out `open SWEEP SUBMISSION NUMBER` or `close SWEEP SUBMISSION NUMBER VERDICT`."""
+    deed, sweep, submission, number = argv[0], SweepFolder(Path(argv[1])), Path(argv[2]), argv[3]
     try:
-        if len(argv) == 4 and argv[0] == "open":
-            open_trial(SweepFolder(Path(argv[1])), Path(argv[2]), int(argv[3]))
-        elif len(argv) == 4 and argv[0] == "close":
-            close_trial(SweepFolder(Path(argv[1])), int(argv[2]), argv[3])
+        if deed == "open":
+            open_trial(sweep, submission, int(number))
         else:
-            raise LaunchError(
-                f"Invalid arguments: trial {' '.join(argv)}.",
-                hint="Use open SWEEP SUBMISSION NUMBER, or close SWEEP NUMBER VERDICT.",
-            )
+            close_trial(sweep, int(number), argv[4])
+            _forget_secrets(sweep, submission)
     except NoPoint as reason:
         print(f"paceline: {reason}")
         return NO_POINT_EXIT
@@ -165,10 +165,10 @@ def _choose_point(
     """Return trial.json, with the point from the list or from the sampler."""
     values, known, variables = point.point, None, {}
     if search.sampler == "wandb":
-        answer = request_point(sweep, search.wandb_sweep, point.group, python)
+        answer = sweep_points.request_point(sweep, search.wandb_sweep, point.group, python)
         values, variables = answer["point"], answer["variables"]
     if search.sampler == "tpe":
-        values, known = optuna_study.choose_point(sweep, search, point.group)
+        values, known = sweep_points.choose_point(sweep, search, point.group)
     if values is None:
         raise LaunchError(
             f"Trial {point.number} in {sweep.points} has no point.", hint="Was the file edited?"
@@ -218,7 +218,7 @@ def _trial_launch_spec(
         params=merge_params(launch_spec.params, record["point"]),
         trial=trial,
         variables={**launch_spec.variables, **record.get("variables", {})},
-        tracking={**launch_spec.tracking, **tracking_of(record.get("variables", {}))},
+        tracking={**launch_spec.tracking, **sweep_points.tracking_of(record.get("variables", {}))},
     )
 
 
@@ -366,8 +366,23 @@ def close_trial(
     write_atomically(trial.result, json.dumps(result) + "\n")
     ended = _group_result(sweep, record["group"]) if record.get("optuna") is not None else None
     if ended is not None:
-        optuna_study.finish_trial(sweep, search, record["optuna"], state=ended[0], value=ended[1])
+        sweep_points.finish_trial(sweep, search, record["optuna"], state=ended[0], value=ended[1])
     return result
+
+
+def _forget_secrets(sweep: SweepFolder, submission: Path) -> None:
+    """Remove the secrets of a submission once all of its arrays are in the queue, and all trials
+    have ended for good. Those of a cancelled sweep are removed by whoever cancels it.
+    """
+    if not (submission / SUBMITTED).exists():
+        return
+    for path in submission.glob("tasks-*"):
+        # each line is a task and its trials; the last ones are the last to end
+        for line in reversed(path.read_text(encoding="utf-8").splitlines()):
+            for trial in map(sweep.trial, map(int, line.split()[1:])):
+                if not any(each.exists() for each in (trial.result, trial.cancelled)):
+                    return
+    forget_secrets(submission / "environment.sh")
 
 
 def _last_value(trial: TrialFolder, metric: str | None) -> tuple[float | None, int | None]:

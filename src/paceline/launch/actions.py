@@ -7,9 +7,9 @@ import signal
 import time
 
 from paceline.contract.claims import ELSEWHERE, find_holder
+from paceline.contract.environment_file import forget_secrets
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import UsageError
-from paceline.launch.secrets import forget_secrets
 from paceline.slurm import commands as slurm
 from paceline.spec.job import Program
 from paceline.spec.load import load_job

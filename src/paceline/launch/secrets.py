@@ -15,9 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from paceline.contract import env
-from paceline.contract.files import open_own_file
 from paceline.contract.redaction import REDACTED, redact
-from paceline.contract.run_folder import write_atomically
 from paceline.errors import EnvironmentProblem, PacelineError, SpecError
 from paceline.spec.findings import GOOD, PROBLEM, Finding
 from paceline.spec.job import Job
@@ -310,45 +308,3 @@ def parse_dotenv(text: str, *, where: str) -> dict[str, str]:
             )
         found[entry[1]] = entry["bare"].strip() if value is None else value
     return found
-
-
-# Begins the line that names the secrets below it. stop_and_requeue.sh looks for it.
-SECRETS_MARK = "# Secrets until the run is over:"
-
-
-def read_secret_names(path: Path) -> list[str]:
-    """Return the names of the secrets whose values a file of ours has; none if there is no such
-    file.
-    """
-    try:
-        return secret_names(_read_text(path))
-    except OSError:
-        return []
-
-
-def forget_secrets(path: Path) -> bool:
-    """Remove the values of the secrets, and keep their names, as stop_and_requeue.sh does. Return
-    whether none are left.
-    """
-    try:
-        text = _read_text(path)
-        if names := secret_names(text):
-            kept = f"{text[: text.index(SECRETS_MARK)]}paceline_require_secrets {' '.join(names)}\n"
-            write_atomically(path, kept, mode=0o600)
-    except OSError as problem:
-        return isinstance(problem, FileNotFoundError)
-    return True
-
-
-def _read_text(path: Path) -> str:
-    # Any bytes: values are those of environment variables.
-    with open(
-        open_own_file(path, os.O_RDONLY), encoding="utf-8", errors="surrogateescape", newline="\n"
-    ) as file:
-        return file.read()
-
-
-def secret_names(text: str) -> list[str]:
-    """Return the names of the secrets whose values are in an environment file."""
-    line = re.search(f"^{SECRETS_MARK}(.*)", text, re.MULTILINE)
-    return line[1].split() if line else []

@@ -179,7 +179,11 @@ def launch_lines(plan: ScriptPlan, folder: str, rendezvous: str = "") -> list[st
         command = [
             f"mpirun -np {counts.tasks} --map-by ppr:{counts.tasks_per_node}:node --oversubscribe "
             "--bind-to none",
-            '"${paceline_forward[@]}"',
+            # mpirun passes only variables that it is given by name, and warns about those not set.
+            *(
+                " ".join(f"${{{name}+-x {name}}}" for name in plan.forwarded[row : row + 3])
+                for row in range(0, len(plan.forwarded), 3)
+            ),
         ]
     else:  # repeat every number: newer steps no longer inherit some of them, nor `--export`
         command = [
@@ -198,7 +202,6 @@ def launch_lines(plan: ScriptPlan, folder: str, rendezvous: str = "") -> list[st
     return [
         "# One agent per rank." if several else "# One agent per node starts the ranks.",
         *([f"paceline_open_rendezvous{rendezvous}"] if counts.tasks > 1 else []),
-        *([f"paceline_forward_variables {' '.join(plan.forwarded)}"] if plan.mpirun else []),
         *(f"{line} \\" for line in lines[:-1]),
         lines[-1],
     ]

@@ -16,13 +16,13 @@ import typer
 
 from paceline.cli import console, typer_options
 from paceline.contract.claims import find_holder
+from paceline.contract.environment_file import forget_secrets, read_secret_names
 from paceline.contract.sweep_folder import SweepFolder
 from paceline.contract.verdict import STOPPED
 from paceline.errors import ClusterError, UsageError
 from paceline.launch import agents
 from paceline.launch.launch_spec import staging_request
 from paceline.launch.run_folder import resolve_scratch
-from paceline.launch.secrets import forget_secrets, read_secret_names
 from paceline.slurm import squeue_and_sacct
 from paceline.slurm.job_states import LIVE, UNKNOWN, WAITING
 from paceline.spec.job import Program

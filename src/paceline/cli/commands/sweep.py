@@ -17,6 +17,7 @@ from rich.text import Text
 
 from paceline.cli import console, runs, typer_options
 from paceline.cli.console import Column, fit, print_columns
+from paceline.contract.environment_file import forget_secrets
 from paceline.contract.files import is_standard_output, write_output
 from paceline.contract.foreign_records import read_fields
 from paceline.contract.run_folder import RunFolder, write_atomically
@@ -375,5 +376,7 @@ def cancel(
     jobs |= {job for job in others if job.partition("_")[0] not in jobs}
     if jobs:
         slurm.cancel_jobs(sorted(jobs))
+    for path in sweep.path.glob("submissions/*/environment.sh"):
+        forget_secrets(path)
     print(f"cancelled {sweep.name}")
     return 0

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from paceline.contract import env
+from paceline.contract.environment_file import SECRETS_MARK
 from paceline.contract.redaction import REDACTED, redact
 from paceline.errors import SpecError
-from paceline.launch.secrets import SECRETS_MARK, Secrets, belongs_to_script
+from paceline.launch.secrets import Secrets, belongs_to_script
 from paceline.slurm.batch_script import ContainerEntry, ModuleSection
 from paceline.spec.job import Job
 from paceline.spec.job_tables import Environment

@@ -1,23 +1,35 @@
-"""A sweep's Optuna study: TPE chooses a point when its first trial starts, and learns how it ended.
-Optuna is imported on first use.
+"""Points that a sampler chooses when trials start: Optuna's TPE, or a sweep of W&B.
 
-All processes of a sweep share one append-only journal file under a lock that is safe on NFS. There
-is no server.
+The first trial of a group requests its point; further seeds and later starts find it in the sweep's
+folder. All processes of a sweep share one Optuna study, an append-only journal file under a lock
+that is safe on NFS, and TPE learns there how each point ended. There is no server. For W&B, one
+process requests the point for the whole run before any rank starts.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import warnings
 import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import paceline
 from paceline.contract.run_folder import write_atomically
-from paceline.contract.sweep_folder import DONE, PRUNED, Search, SweepFolder, is_active
-from paceline.errors import EnvironmentProblem
+from paceline.contract.sweep_folder import DONE, PRUNED, NoPoint, Search, SweepFolder, is_active
+from paceline.errors import EnvironmentProblem, LaunchError
 
 LOCK_TIMEOUT = 120  # seconds that a trial waits for another that requests the same point
 STARTUP_TRIALS = 10  # random points before TPE starts
+WANDB_TIMEOUT = 300.0  # seconds for an answer of W&B
+NO_MORE = "the search has no more points"
+
+# -- Optuna
+# ---------------------------------------------------------------------------------------------
 
 
 def import_optuna() -> Any:
@@ -131,3 +143,73 @@ def finish_trial(
     else:
         ended = states.PRUNED if state == PRUNED else states.FAIL
         study.tell(number, state=ended, skip_if_finished=True)
+
+
+# -- W&B
+# ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrialPython:
+    """The trial's own Python, which has wandb, and environment variables that this process may
+    lack.
+    """
+
+    executable: str
+    variables: Mapping[str, str]
+
+
+def request_point(sweep: SweepFolder, name: str, group: int, python: TrialPython) -> dict[str, Any]:
+    """Return a group's point and the variables of its W&B run. Raises `NoPoint` if the sweep has
+    no more.
+    """
+    path = sweep.chosen_point(group)
+    if not path.exists():
+        if sweep.search_exhausted.exists():
+            raise NoPoint(NO_MORE)
+        _run_agent(name, path, python)
+    answer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if answer.get("point") is None:
+        path.replace(sweep.search_exhausted)
+        raise NoPoint(NO_MORE)
+    return answer
+
+
+def tracking_of(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the project and entity of the sweep's runs, which override `[tracking]`."""
+    names = {"wandb_project": "WANDB_PROJECT", "wandb_entity": "WANDB_ENTITY"}
+    return {key: variables[name] for key, name in names.items() if name in variables}
+
+
+def _run_agent(name: str, path: Path, python: TrialPython) -> None:
+    path.parent.mkdir(exist_ok=True)
+    log = path.with_suffix(".log")
+    home = str(Path(paceline.__file__).parent.parent)  # the zip, in a job
+    known = os.environ.get("PYTHONPATH")
+    environ = {
+        **os.environ,
+        **python.variables,
+        "PYTHONPATH": f"{home}{os.pathsep}{known}" if known else home,
+        # where its agent writes the point: all nodes see this folder
+        "WANDB_DIR": str(path.parent),
+        "WANDB_CONSOLE": "off",
+    }
+    argv = [python.executable, "-m", "paceline.runtime.trackers.wandb_points", name, str(path)]
+    problem = "returned no point"
+    with open(log, "ab") as output:
+        try:
+            subprocess.run(
+                argv,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                timeout=WANDB_TIMEOUT,
+            )
+        except subprocess.TimeoutExpired:
+            problem = f"did not respond within {WANDB_TIMEOUT:.0f} s"
+    if not path.exists():
+        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "no output")
+        raise LaunchError(f"The W&B sweep {name} {problem}: {last}", hint=f"See the log: {log}")
+    log.unlink()
