@@ -110,14 +110,14 @@ def test_a_run_that_the_user_keeps_out_of_the_queue_is_not_requeued(
     verdicts.write_verdict(verdict)
     assert read_verdict(verdicts.job_start.verdict) == verdict
     assert [path.name for path in verdicts.job_start.path.iterdir() if "requeue" in path.name] == []
-    assert not run.requeues.exists()
 
 
 def test_no_limit_of_requeues_applies_to_a_run_that_the_user_keeps_out_of_the_queue(
     tmp_path: Path,
 ) -> None:
     run = RunFolder(tmp_path)
-    run.requeues.write_text(f"{time.time():.0f} 6-0\n")
+    run.job_start("6-0").path.mkdir(parents=True)
+    run.job_start("6-0").requeue.touch()
     idle = BEFORE_THE_FIRST_STEP["the runtime stopped"]
     found = {
         stop(run, number, idle, requeue=False, requeues_per_day=1)
@@ -308,8 +308,11 @@ def test_what_counts_as_progress(tmp_path: Path, style: str) -> None:
 def test_a_run_is_requeued_so_many_times_a_day(tmp_path: Path, style: str) -> None:
     run = RunFolder(tmp_path)
     progress = SAYS_SAVED
-    yesterday = [f"{time.time() - 90000:.0f} 6-{number}\n" for number in range(5)]
-    run.requeues.write_text("".join(yesterday))
+    for number in range(5):
+        yesterday = run.job_start(f"6-{number}").requeue
+        yesterday.parent.mkdir(parents=True)
+        yesterday.touch()
+        os.utime(yesterday, (time.time() - 90000,) * 2)
     found = [stop(run, number, progress, style=style, requeues_per_day=3) for number in range(4)]
     assert found == ["stopped", "stopped", "stopped", "failed"]
     assert "3 times within a day" in run.job_start("7-3").requeue_failed.read_text()

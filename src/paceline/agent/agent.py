@@ -349,7 +349,6 @@ class Agent:
         """End this head agent, so that whoever started the agents starts all of them again."""
         self.say("starting the agents again")
         self.has_lost_node = True  # the killed agent's node may have died too, and come back
-        self.verdicts.expect_new_agents()
         return RESTART_EXIT
 
     def _run_attempt(self) -> Outcome:

@@ -49,7 +49,6 @@ MAX_DELAY = 60.0
 MAX_STOPS_WITHOUT_PROGRESS = 10  # stops in a row, each before anything was saved
 # seconds: a script without the runtime that stops sooner may have saved nothing
 SHORT_JOB_START = 600.0
-DAY = 86400.0  # seconds
 MAX_JOB_STARTS_WITHOUT_PROGRESS = 3  # in a row; then the run is no longer requeued
 MAX_EXCLUSIONS = 3  # requeues of a failed run to get rid of unfit nodes
 
@@ -65,18 +64,6 @@ def has_progressed(*, saved: bool, stepped: bool | None, says_saved: bool, secon
     if saved or says_saved:
         return True
     return seconds >= SHORT_JOB_START if stepped is None else stepped
-
-
-def count_requeues(lines: Iterable[str], *, now: float, job_start: str) -> int:
-    """Return how often other job starts went back into the queue within a day. Each line is `TIME
-    JOB-START`.
-    """
-    found = set()
-    for line in lines:
-        moment, _, name = line.strip().partition(" ")
-        if name and name != job_start and moment.isdigit() and abs(now - int(moment)) < DAY:
-            found.add(name)
-    return len(found)
 
 
 @dataclass(frozen=True)
@@ -214,18 +201,6 @@ def may_requeue(verdict: str, *, wanted: bool, can_exclude: bool, exclusions: in
     return verdict == STOPPED or (
         verdict == FAILED and can_exclude and exclusions <= MAX_EXCLUSIONS
     )
-
-
-def may_stop_again(stops: int) -> bool:
-    """Return whether a run may be requeued that was stopped this often in a row before it saved
-    anything.
-    """
-    return stops < MAX_STOPS_WITHOUT_PROGRESS
-
-
-def may_requeue_today(requeues: int, *, limit: int) -> bool:
-    """Return whether a run may be requeued that was requeued this often within a day."""
-    return requeues < limit
 
 
 def _same_failure(one: AttemptSummary, other: AttemptSummary) -> bool:

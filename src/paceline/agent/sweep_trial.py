@@ -22,7 +22,7 @@ from paceline.agent.rank_failures import Failure
 from paceline.agent.sweep_points import TrialPython
 from paceline.contract import env
 from paceline.contract.environment_file import forget_secrets
-from paceline.contract.foreign_records import make, read_fields, read_objects
+from paceline.contract.foreign_records import read_fields, read_objects
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact, redact_args, redact_values
 from paceline.contract.run_folder import RunFolder, write_atomically
@@ -129,14 +129,9 @@ def _redact_record(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _point(sweep: SweepFolder, number: int) -> Point:
-    for line in read_lines(sweep.points):
-        if line.get("number") == number:
-            try:
-                return make(Point, line)
-            except ValueError as problem:
-                raise LaunchError(
-                    f"Trial {number} in {sweep.points} is invalid: {problem}."
-                ) from None
+    for point in sweep.read_points():
+        if point.number == number:
+            return point
     raise LaunchError(
         f"{sweep.points} has no trial {number}.", hint="Check whether the file was edited."
     )

@@ -24,6 +24,8 @@ from paceline.contract.run_folder import AttemptFolder, JobStartFolder, RunFolde
 from paceline.contract.verdict import FAILED, STOPPED
 from paceline.errors import LaunchError
 
+DAY = 86400.0  # seconds
+
 
 class VerdictWriter:
     """Writes the verdicts of one job start. A file that cannot be written causes a warning and
@@ -45,23 +47,18 @@ class VerdictWriter:
         # hand inside an allocation has neither.
         self.from_queue = "SLURM_JOB_ID" in environ and not self.job_start_name.startswith("pid-")
         self.may_requeue = self.from_queue and launch_spec.requeue
-        self.began = 0  # head agents before this one that no attempt's summary counts
+        self.began = False  # a head agent before this one, which was killed
         self.started = time.monotonic()
         self.first_checkpoint = newest_checkpoint(run)
         self.first_files = _checkpoint_files(run)
 
     def announce(self) -> None:
         """Leave a sign that there is a head agent, before the others join it: if it is killed, they
-        all start again.
-
-        In a job, srun kills a head agent that waits for a node which cannot be reached. The batch
-        script counts how often; it costs no restart.
+        all start again. Whoever starts them counts how often; it costs no restart.
         """
-        self.began = (
-            0 if self.job_start.verdict.exists() else self._read_count(self.job_start.agent)
-        )
+        self.began = self.job_start.agent.exists() and not self.job_start.verdict.exists()
         self.try_write(lambda: self.job_start.path.mkdir(parents=True, exist_ok=True))
-        self._write_agents(self.began if self.from_queue else self.began + 1)
+        self.try_write(self.job_start.agent.touch)
 
     def begin(self, *, host: str, newest_attempt: int) -> None:
         """Reserve space for the verdict, once all agents are here. Called by the head agent.
@@ -70,22 +67,16 @@ class VerdictWriter:
         may have begun the next one since.
 
         A head agent that finds the traces of another was started again because an agent was killed.
-        This costs a restart, unless the attempt that it ended had advanced the checkpoint. Raises
-        LaunchError if none are left.
+        If this ended an attempt, it costs a restart, unless the attempt had advanced the
+        checkpoint. Raises LaunchError if none are left.
         """
         for path in (self.job_start.verdict, self.job_start.requeue, self.job_start.unsaved):
             self.try_write(functools.partial(reserve, path))
-        if not self.began:
-            self._write_agents(1)
+        ended = self._end_killed_attempt(newest_attempt, host) if self.began else None
+        if ended is None:
             return
-        ended = self._end_killed_attempt(newest_attempt, host)
-        # outside of attempts: no summary counts them
-        killed = self.began if ended is None else self.began - 1
-        self._write_agents(killed + 1)
         allowed = self.launch_spec.max_restarts
-        used = killed + retry_policy.count_used(
-            retry_policy.read_history(self.run), self.job_start_name
-        )
+        used = retry_policy.count_used(retry_policy.read_history(self.run), self.job_start_name)
         if not allowed or used > allowed:
             why = f"all {allowed} restarts are used up" if allowed else "no restart was requested"
             raise LaunchError(
@@ -95,8 +86,7 @@ class VerdictWriter:
             )
         uses_runtime = fork_safety.uses_runtime(self.launch_spec)
         start = retry_policy.describe_start(self.first_checkpoint, uses_runtime=uses_runtime)
-        advanced = ended is not None and ended.advanced
-        cost = retry_policy.FREE if advanced else f"{used} of {allowed}"
+        cost = retry_policy.FREE if ended.advanced else f"{used} of {allowed}"
         self.say(f"an agent was killed: restarting {start} ({cost})")
 
     def begin_attempt(self, attempt: AttemptFolder, *, saved_before: int) -> None:
@@ -136,13 +126,6 @@ class VerdictWriter:
         self.try_write(lambda: retry_policy.write_summary(attempt, summary))
         self.try_write(lambda: write_atomically(attempt.verdict, FAILED + "\n"))
         return summary
-
-    def _write_agents(self, count: int) -> None:
-        self.try_write(lambda: write_atomically(self.job_start.agent, f"{count}\n"))
-
-    def expect_new_agents(self) -> None:
-        """Let other agents continue: this attempt's failure has been counted already."""
-        self._write_agents(0)
 
     def record_attempt(
         self, outcome: Outcome, attempt: AttemptFolder, *, saved_before: int, may_restart: bool
@@ -214,7 +197,7 @@ class VerdictWriter:
             return
         count = self._read_count(path) + 1
         self.try_write(lambda: write_atomically(path, f"{count}\n"))
-        if retry_policy.may_stop_again(count):
+        if count < retry_policy.MAX_STOPS_WITHOUT_PROGRESS:
             self.write_verdict(STOPPED)
             return
         self._report_no_requeue(
@@ -237,10 +220,7 @@ class VerdictWriter:
         start's verdict.
         """
         limit = self.launch_spec.requeues_per_day
-        would_requeue = verdict == STOPPED and self.may_requeue
-        if would_requeue and not retry_policy.may_requeue_today(
-            self._requeues_today(), limit=limit
-        ):
+        if verdict == STOPPED and self.may_requeue and self._requeues_today() >= limit:
             self._report_no_requeue(
                 f"the run was requeued {limit} times within a day; to allow more, set "
                 "requeues_per_day in [resume]"
@@ -282,16 +262,14 @@ class VerdictWriter:
             {host for path in lists for host in path.read_text(encoding="utf-8").split()}
         )
         write_reserved(self.job_start.requeue, ",".join(exclude) + "\n")
-        # last: it may not fit on a full disk
-        with open(self.run.requeues, "a", encoding="utf-8") as requeues:
-            requeues.write(f"{time.time():.0f} {self.job_start_name}\n")
 
     def _requeues_today(self) -> int:
-        try:
-            lines = self.run.requeues.read_text(encoding="utf-8").splitlines()
-        except OSError:
-            return 0
-        return retry_policy.count_requeues(lines, now=time.time(), job_start=self.job_start_name)
+        """Count the other job starts that went back into the queue within a day."""
+        others = [
+            each.requeue for each in self.run.job_starts() if each.path != self.job_start.path
+        ]
+        yesterday = time.time() - DAY
+        return sum(1 for path in others if path.exists() and path.stat().st_mtime > yesterday)
 
     @staticmethod
     def _read_count(path: Path) -> int:
@@ -317,11 +295,14 @@ class VerdictWriter:
         on_console = self._is_on_console(failure.rank)
         # a stack that the rank did not print itself
         with_traceback = not on_console or failure.code is None
-        lost = [
-            each.rank for each in exits if each.failure is not None and each.failure.is_consequence
+        consequences = [
+            each.rank
+            for each in exits
+            if each.failure is not None
+            and each.failure.is_consequence
+            and not failure.is_consequence
+            and self._is_on_console(each.rank)
         ]
-        shown = [rank for rank in lost if rank != failure.rank and self._is_on_console(rank)]
-        consequences = [] if failure.is_consequence else shown
         self.say(
             failure.format(
                 self.launch_spec.world_size,

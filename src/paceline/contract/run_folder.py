@@ -52,8 +52,6 @@ class RunFolder:
     job = Entry("job")  # the id of the run's newest Slurm job; absent for local runs
     # how often in a row a stop came before anything was saved
     stops_without_progress = Entry("stops-without-progress")
-    # `TIME JOB-START`, a line for each `requeue` that a head agent wrote
-    requeues = Entry("requeues")
     claims = Entry("claims")  # links 1, 2, ... to job starts; the last one has the run folder now
     environment = Entry("environment.sh")  # the job's variables, 0600, sourced by the script
     code = Entry("code")  # a link to the snapshot of the project's code
@@ -175,7 +173,7 @@ class JobStartFolder:
     # only if there is no agent that could: srun hung, or a trial never started
     # (`paceline_decide_without_agent` in stop_and_requeue.sh).
     requeue = Entry("requeue")
-    # how many head agents have begun, less those whose end an attempt's summary counts
+    # present once a head agent has begun: if it is killed, all agents start again
     agent = Entry("agent")
     # made by the batch shell: since when the job was queued, in seconds since 1970
     queued_at = Entry("queued-at")

@@ -29,6 +29,7 @@ from paceline.errors import LaunchError
 from paceline.launch.local_run import AgentCommand, LocalPlan
 
 # how an agent ends that nobody asked to
+MAX_STARTS = 20  # of the agents of one run
 KILLED = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS)
 EXIT_TIMEOUT = 20.0  # seconds for the other agents to exit after the head agent
 POLL_INTERVAL = 0.05  # seconds
@@ -153,9 +154,12 @@ class Agents:
 def run_agents(plan: LocalPlan, *, prestarted: Prestarted | None = None) -> int:
     """Start all agents of a plan, wait for them and return the head agent's exit code.
 
-    If an agent is killed, starts them again; the new head agent knows how often that may happen.
+    If an agent is killed, starts them again. The new head agent knows how often that may happen to
+    attempts.
     """
+    starts = 0
     while True:
+        starts += 1
         agents = Agents(plan, prestarted=prestarted)
         # At the first Ctrl-C the ranks save and stop. The second one ends them at once.
         with _handled(agents.interrupt, agents.stop):
@@ -170,7 +174,7 @@ def run_agents(plan: LocalPlan, *, prestarted: Prestarted | None = None) -> int:
                 raise
         prestarted, job_start = None, agents.job_start
         was_killed = code in (*KILLED, RESTART_EXIT) and job_start.agent.exists()
-        if not was_killed or job_start.verdict.exists():
+        if not was_killed or job_start.verdict.exists() or starts == MAX_STARTS:
             return code if code >= 0 else 128 - code
         for path in (job_start.head, *job_start.join_errors()):
             path.unlink(missing_ok=True)

@@ -14,8 +14,8 @@ import pytest
 
 from paceline.agent.attempt import Termination
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.python_command import python_command
 from paceline.agent.workers.torchrun_ranks import TorchrunRanks
+from paceline.agent.workers.zygote.start import python_command
 
 
 def test_a_torchrun_that_waits_for_another_node_is_ended() -> None:

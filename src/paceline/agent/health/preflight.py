@@ -26,11 +26,11 @@ from typing import Any
 
 from paceline import __version__
 from paceline.agent.launcher_placement import Placement
-from paceline.agent.python_command import DROP_CWD_FROM_PATH
 from paceline.agent.rendezvous import network
 from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.workers import process_tree
 from paceline.agent.workers.started_ranks import Launch
+from paceline.agent.workers.zygote.start import DROP_CWD_FROM_PATH
 from paceline.contract import env
 from paceline.contract.fitness import Judgement, Measurement, judge
 from paceline.contract.foreign_records import make, read_object

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.launcher_placement import Placement
-from paceline.agent.python_command import python_command
 from paceline.agent.workers.forked_ranks import ForkedRanks, UnsafeToFork
 from paceline.agent.workers.output import OutputCapture
 from paceline.agent.workers.started_ranks import Exit, Launch, StartedRanks, start_process
 from paceline.agent.workers.torchrun_ranks import TorchrunRanks
+from paceline.agent.workers.zygote.start import python_command
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
 

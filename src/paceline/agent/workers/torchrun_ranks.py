@@ -10,7 +10,6 @@ import subprocess
 import time
 
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.python_command import python_command
 from paceline.agent.workers import process_tree
 from paceline.agent.workers.output import OutputCapture
 from paceline.agent.workers.started_ranks import (
@@ -20,6 +19,7 @@ from paceline.agent.workers.started_ranks import (
     kill_descendants,
     start_process,
 )
+from paceline.agent.workers.zygote.start import python_command
 from paceline.contract import env
 from paceline.contract.heartbeat_file import FINISHED, RUNNING, SAVED_AND_STOPPED
 from paceline.contract.process import die_with_parent

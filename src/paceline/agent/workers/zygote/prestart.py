@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 
-from paceline.agent.python_command import python_command
 from paceline.agent.workers.warm import reason_to_start_cold, request_zygote
 from paceline.agent.workers.zygote.start import (
     FORKING_STYLES,
@@ -20,6 +19,7 @@ from paceline.agent.workers.zygote.start import (
     ZygoteOptions,
     import_variables,
     parse_thread_count,
+    python_command,
     start_zygote,
 )
 from paceline.contract.gpus import visible_devices
