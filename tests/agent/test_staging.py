@@ -246,7 +246,7 @@ def test_an_error_of_another_agent_ends_the_wait_for_its_data() -> None:
     failed = {"kind": "failed", "from": 1, "failure": {"host": "b", "message": "no space"}}
     node.rendezvous = SimpleNamespace(poll=lambda: [failed], put_back=list)  # type: ignore[assignment]
     with pytest.raises(LaunchError, match="Node b: no space"):
-        node._stage_together(None, None)  # type: ignore[arg-type]
+        node._stage_together(None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("stages", [True, False])

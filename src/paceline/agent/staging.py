@@ -60,6 +60,7 @@ class NodeData:
             **cleanup.this_process(),
         )
         self.base = choose_base(self.request, environ)
+        self.transfer = Transfer()
         self.stager: Stager | None = None
         self.staged: Future[StagingResult] | None = None
 
@@ -79,50 +80,44 @@ class NodeData:
         """
         started = time.monotonic()
         self.agent.events.write("staging", host=self.owner.host)
-        error = self._make_folder() if self.is_copier else None
         # in a thread, so that the agent can keep listening
         with ThreadPoolExecutor(1, thread_name_prefix="staging") as pool:
-            if self.placement.is_head and error is None:
-                self._start(pool)
+            if self.placement.is_head:
+                self.staged = pool.submit(self._stage)
             try:
-                result = self._stage_together(pool, error)
+                result = self._stage_together(pool)
             finally:
-                if self.stager is not None:
-                    self.stager.transfer.stop.set()
+                self.transfer.stop.set()
         if result.get("error"):
             raise LaunchError(result["error"], hint=result["hint"])
         if self.stager is not None and not result.get("stopped"):
             self._report(self.stager, time.monotonic() - started)
         return not result.get("stopped")
 
-    def _make_folder(self) -> PacelineError | None:
-        environ, owner = self.agent.environ, self.owner
-        try:
-            cleanup.make_private_folder(self.base)
-            removed = cleanup.remove_leftovers(self.base, environ, job_start=owner.job_start)
-            if removed:
-                self.agent.say(
-                    f"removed {len(removed)} folders that earlier runs left on {owner.host}"
-                )
-            cleanup.make_run_folder(self.folder, owner)
-        except PacelineError as error:
-            return error
-        except OSError as error:
-            return LaunchError(f"Node {owner.host}: cannot create {self.folder}: {error.strerror}.")
-        return None
-
-    def _start(self, pool: ThreadPoolExecutor, items: list[ScannedItem] | None = None) -> None:
-        folder = self.folder
+    def _stage(self, plan: Fields | None = None) -> StagingResult:
+        """Stage on this node what the head agent has planned; the head agent itself plans first."""
+        cleanup.make_private_folder(self.base)
+        removed = cleanup.remove_leftovers(
+            self.base, self.agent.environ, job_start=self.owner.job_start
+        )
+        if removed:
+            count, host = len(removed), self.owner.host
+            self.agent.say(f"removed {count} folders that earlier runs left on {host}")
+        cleanup.make_run_folder(self.folder, self.owner)
+        items = None
+        if plan is not None:
+            packs = Packs(self.request.packs)
+            items = [ScannedItem(name, packs.read(key)) for name, key in plan["items"]]
         self.stager = Stager(
             self.request,
-            private=folder.parent,
-            data=folder / "data",
+            private=self.folder.parent,
+            data=self.folder / "data",
             host=self.owner.host,
-            transfer=Transfer(),
+            transfer=self.transfer,
         )
-        self.staged = pool.submit(self.stager.stage, items)
+        return self.stager.stage(items)
 
-    def _stage_together(self, pool: ThreadPoolExecutor, error: PacelineError | None) -> Fields:
+    def _stage_together(self, pool: ThreadPoolExecutor) -> Fields:
         """Return the result of all nodes: the first failure, or nothing.
 
         The head tells the others what to stage, they tell it their results, and it tells them when
@@ -140,16 +135,17 @@ class NodeData:
                     raise LaunchError("Node {host}: {message}".format(**message["failure"]))
                 if message["kind"] == NODE_STAGED:
                     results.append(message)
-                elif self.is_copier and self.stager is None and error is None:
-                    error = self._start_planned(pool, message)
-            if self.stager is not None and is_head:
-                progress.show(self.stager.transfer)
-                if not is_plan_sent and self.stager.prepared.is_set():
-                    # their contents are in files, since they may be large
-                    keys = [(item.name, item.manifest.key) for item in self.stager.items]
-                    self.rendezvous.send({"kind": PLAN, "items": keys})
-                    is_plan_sent = True
-            if not is_reported and (result := self._find_result(error)) is not None:
+                elif self.is_copier and self.staged is None:
+                    self.staged = pool.submit(self._stage, message)
+            if is_head:
+                progress.show(self.transfer)
+            stager = self.stager
+            if not is_plan_sent and is_head and stager is not None and stager.prepared.is_set():
+                # their contents are in files, since they may be large
+                keys = [(item.name, item.manifest.key) for item in stager.items]
+                self.rendezvous.send({"kind": PLAN, "items": keys})
+                is_plan_sent = True
+            if not is_reported and (result := self._find_result()) is not None:
                 is_reported = True
                 results.append(result)
                 if not is_head:
@@ -160,15 +156,13 @@ class NodeData:
                 return failure or {}
             time.sleep(POLL_INTERVAL)
 
-    def _find_result(self, error: PacelineError | None) -> Fields | None:
+    def _find_result(self) -> Fields | None:
         """Return this node's result; None as long as there is none."""
         requests = self.agent.requests
         if requests.end_now:
             raise Interrupted("Interrupted while staging data.")
-        failure: BaseException | None = error
         is_done = self.staged is not None and self.staged.done()
-        if self.staged is not None and is_done:
-            failure = self.staged.exception()
+        failure = self.staged.exception() if self.staged is not None and is_done else None
         is_requested = self.placement.is_head and self.agent.job_start.stop.exists()
         if is_requested or requests.wants_stop or isinstance(failure, Stopped):
             return {"stopped": True}
@@ -177,14 +171,6 @@ class NodeData:
         if failure is not None:
             return {"error": f"Staging failed: {type(failure).__name__}: {failure}.", "hint": ""}
         return {} if is_done else None
-
-    def _start_planned(self, pool: ThreadPoolExecutor, plan: Fields) -> PacelineError | None:
-        packs = Packs(self.request.packs)
-        try:
-            self._start(pool, [ScannedItem(name, packs.read(key)) for name, key in plan["items"]])
-        except PacelineError as error:
-            return error
-        return None
 
     def _receive(self) -> list[Fields]:
         """Return the messages about staging and leave the others alone; a lost agent is an

@@ -146,12 +146,9 @@ class StopRequest:
     def __init__(self, launch: Launch, *, workers: StartedRanks, heartbeats: Heartbeats) -> None:
         self._launch_spec, self._workers, self._heartbeats = launch.launch_spec, workers, heartbeats
         self._run = RunFolder(launch.attempt.path.parent)
-        self._cancelled = self._run.cancelled
         self.timeout = launch.launch_spec.stop_timeout
         self.requested = False
         self._way = FILE
-        # whether the script resumes by itself; None until somebody asks
-        self._resumes: bool | None = None
         self._term_time = self._deadline = math.inf
         # Process -> its state when it last got SIGUSR1, and whether it handled that.
         self._signalled: dict[int, tuple[int, bool]] = {}
@@ -174,7 +171,7 @@ class StopRequest:
 
     def cause(self, way: int, environ: Mapping[str, str]) -> str:
         return describe_cause(
-            way, cancelled=self._cancelled.exists(), environ=environ, grace=self.timeout
+            way, cancelled=self._run.cancelled.exists(), environ=environ, grace=self.timeout
         )
 
     @property
@@ -205,26 +202,25 @@ class StopRequest:
         """Whether a rank without the runtime, or the process that started it, got a signal that
         ends it.
         """
-        got_term = any(
-            pid == heartbeat.pid or self._spawns for pid, _ in self._terminated | self._at_step
-        )
-        return got_term and heartbeat.state <= READY
+        return heartbeat.state <= READY and bool(self._sent_to(heartbeat))
 
     def has_interrupted(self, heartbeat: Heartbeat) -> bool:
         """Whether a rank without the runtime got SIGINT, as after Ctrl-C."""
-        got_int = any(number == signal.SIGINT for _, number in self._terminated | self._at_step)
-        return got_int and self.has_terminated(heartbeat)
+        return heartbeat.state <= READY and signal.SIGINT in self._sent_to(heartbeat)
 
     def has_ended(self, heartbeat: Heartbeat, code: int) -> bool:
         """Whether a signal of this request ended a rank that does not handle it."""
-        numbers = {
+        # the script may have restored the default action of SIGUSR1
+        numbers = {signal.SIGUSR1} if self.requested else set()
+        return -code in numbers | self._sent_to(heartbeat)
+
+    def _sent_to(self, heartbeat: Heartbeat) -> set[int]:
+        """Return the signals, besides SIGUSR1, that a rank or the process that started it got."""
+        return {
             number
             for pid, number in self._terminated | self._at_step
             if pid == heartbeat.pid or self._spawns
         }
-        if self.requested:
-            numbers.add(signal.SIGUSR1)  # the script may have restored the signal's default action
-        return any(code == -number for number in numbers)
 
     def says_saved(self, heartbeat: Heartbeat, code: int) -> bool:
         """Whether the exit code of a rank without the runtime says that it has saved and is to be
@@ -341,19 +337,20 @@ class StopRequest:
         return preset if self._must_end() or self._can_resume(preset) else None
 
     def _can_resume(self, preset: Preset) -> bool:
-        if self._resumes is None:
-            spec = self._launch_spec
-            texts = frameworks.read_sources(
-                spec.program, is_module=spec.is_module, import_path=spec.import_path
-            )
-            self._resumes = preset.can_resume(texts, spec.args)
-        return self._resumes
+        return preset.can_resume(self._sources, self._launch_spec.args)
+
+    @functools.cached_property
+    def _sources(self) -> list[str]:
+        spec = self._launch_spec
+        return frameworks.read_sources(
+            spec.program, is_module=spec.is_module, import_path=spec.import_path
+        )
 
     def _must_end(self) -> bool:
         """Whether a script that takes no stop request must end all the same: somebody ended or
         cancelled the run.
         """
-        return self._way > FILE or self._launch_spec.requeue_always or self._cancelled.exists()
+        return self._way > FILE or self._launch_spec.requeue_always or self._run.cancelled.exists()
 
     def _has_trained(self, states: Mapping[int, int]) -> bool:
         """Whether the run, in this attempt or before, has come to the runtime's step boundaries."""
@@ -362,7 +359,7 @@ class StopRequest:
     def _set_deadline(self) -> None:
         if self._deadline != math.inf:
             return
-        if self._way == FILE and not self._cancelled.exists():
+        if self._way == FILE and not self._run.cancelled.exists():
             # The time limit is `stop_timeout` away, and the ranks must have ended by then.
             margin = min(self._launch_spec.kill_after + MARGIN, self.timeout / 2)
             self.timeout -= margin

@@ -16,7 +16,7 @@ from paceline.agent.health import preflight
 from paceline.agent.rank_failures import Failure, RankExit
 from paceline.agent.workers import fork_safety
 from paceline.contract import env
-from paceline.contract.checkpoint import CHECKPOINT_MARKER, checkpoint_step
+from paceline.contract.checkpoint import checkpoint_step, is_complete, list_checkpoints
 from paceline.contract.claims import find_successor
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.contract.launch_spec import LaunchSpec
@@ -373,15 +373,9 @@ def last_step(outcome: Outcome) -> int | None:
 
 def newest_checkpoint(run: RunFolder) -> int:
     """Return the step of the newest complete checkpoint, or -1 if there is none."""
-    steps = [-1]
-    try:
-        for entry in os.scandir(run.checkpoints):
-            step = checkpoint_step(entry.name)
-            if step is not None and Path(entry.path, CHECKPOINT_MARKER).exists():
-                steps.append(step)
-    except OSError:
-        pass
-    return max(steps)
+    complete = filter(is_complete, list_checkpoints(run.checkpoints))
+    steps = (checkpoint_step(path.name) for path in complete)
+    return next((step for step in steps if step is not None), -1)
 
 
 # -- files that can be written when the disk is full
