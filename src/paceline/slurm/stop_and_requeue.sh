@@ -44,7 +44,7 @@ paceline_identify_job() {
 
 # Name this start by the job and its restart count, in a folder of names. A controller that crashes may forget that it
 # has started a job, and start it again under the same count: that start gets a name of its own, such as 7-0_2.
-paceline_begin_job_start() { # FOLDER, and the function that creates the files `stop`
+paceline_begin_job_start() { # FOLDER
     local number=1 shown submitted
     paceline_job_start="$paceline_job-$paceline_restarts"
     mkdir -p "$1" || paceline_fail "Cannot write to $1 from $paceline_host. It must be on a shared file system."
@@ -54,7 +54,7 @@ paceline_begin_job_start() { # FOLDER, and the function that creates the files `
         paceline_job_start="$paceline_job-${paceline_restarts}_$number"
     done
     export PACELINE_JOB_START="$paceline_job_start"
-    paceline_trap_signals "$2" # Slurm may keep this script waiting from here on
+    paceline_trap_signals # Slurm may keep this script waiting from here on
     # Some clusters do not allow requeueing, whatever the script requests, and others have no scontrol on their nodes.
     # There, a new job continues the run.
     paceline_resubmit='' paceline_queued_at=''
@@ -92,13 +92,21 @@ paceline_clean_shell() {
 paceline_restore_shell() {
     paceline_clean_shell
     [[ ":$PATH:" = *":$paceline_path:"* ]] || PATH="$PATH:$paceline_path"
-    paceline_trap_signals "$paceline_on_stop"
+    paceline_trap_signals
 }
 
-paceline_trap_signals() { # the function that creates the files `stop`
-    paceline_on_stop=$1
-    trap 'paceline_interrupted=1; "$paceline_on_stop"' USR1
+paceline_trap_signals() {
+    trap 'paceline_interrupted=1; paceline_stop' USR1
     trap paceline_terminate TERM
+}
+
+# Create the files `stop`. Trials without a result stop, or do not begin.
+paceline_stop() {
+    local run
+    for run in "${paceline_runs[@]}"; do
+        [ ! -e "$run/result.json" ] || continue
+        { mkdir -p "$run/job-starts/$paceline_job_start" && : >"$run/job-starts/$paceline_job_start/stop"; } || :
+    done
 }
 
 # mpirun's processes on this host belong to the batch step, which Slurm's own TERM does not reach.
@@ -371,7 +379,8 @@ paceline_submit_next() { # the arguments of sbatch
 paceline_start_job() { # [--no-requeue] [--exclude=NODES]
     [ -n "${SLURM_JOB_ID:-}" ] || paceline_fail "This is a batch script for Slurm. Submit it: sbatch $0"
     paceline_identify_job "$@"
-    paceline_begin_job_start "$paceline_run/job-starts" paceline_stop_run
+    paceline_runs=("$paceline_run")
+    paceline_begin_job_start "$paceline_run/job-starts"
     paceline_make_job_start_folder
     ! paceline_was_done || paceline_withdraw 0 "paceline: job $paceline_job: already done"
     [ ! -e "$paceline_run/cancelled" ] || paceline_withdraw 1 \
@@ -397,8 +406,6 @@ paceline_was_done() {
     [ -n "$paceline_queued_at" ] && [ "$paceline_queued_at" -le "$ended" ]
 }
 
-paceline_stop_run() { : >"$paceline_run/job-starts/$paceline_job_start/stop" || :; }
-
 # A start after the run was over takes its secrets from the shell that submits the job.
 paceline_require_secrets() { # NAME...
     local name
@@ -408,22 +415,39 @@ paceline_require_secrets() { # NAME...
     done
 }
 
-paceline_finish_job() {
+paceline_finish_job() { paceline_finish "" "$paceline_run/job.sbatch"; }
+
+# Requeue this job if a run of it wants that. The job is done if all its runs are, and failed if one of them is.
+paceline_finish() { # what follows the id of the next job, then the script and its arguments
+    local code=0 suffix=$1
     paceline_restore_shell
-    paceline_verdict=$(paceline_verdict_of "$paceline_job_start") || paceline_verdict=failed
-    echo "paceline: job $paceline_job: $paceline_verdict"
-    if paceline_has_no_verdict; then
-        paceline_problem="the agents ended without a verdict; $paceline_run/slurm.log says why"
-        echo "$paceline_problem" >"$paceline_folder/requeue-failed" || :
-    fi
-    if paceline_may_requeue; then
-        paceline_folders=("$paceline_folder")
-        paceline_return_to_queue "$paceline_run/job.sbatch"
-        [ -z "$paceline_next" ] || echo "$paceline_next" >"$paceline_run/job" || :
-    fi
-    # A run whose last state could not be saved is done, but what depends on it must not start.
-    [ ! -e "$paceline_folder/unsaved" ] || [ "$paceline_verdict" != "done" ] || exit 1
-    case $paceline_verdict in done) exit 0 ;; stopped) exit 75 ;; *) exit 1 ;; esac
+    paceline_folders=()
+    for paceline_run in "${paceline_runs[@]}"; do
+        paceline_folder="$paceline_run/job-starts/$paceline_job_start"
+        if ! paceline_verdict=$(paceline_verdict_of "$paceline_job_start"); then
+            [ -z "$suffix" ] || continue # a trial that did not run, or whose result says why it failed
+            paceline_verdict=failed
+        fi
+        [ -n "$suffix" ] || echo "paceline: job $paceline_job: $paceline_verdict"
+        if paceline_has_no_verdict; then
+            paceline_problem="the agents ended without a verdict; $paceline_run/slurm.log says why"
+            echo "$paceline_problem" >"$paceline_folder/requeue-failed" || :
+        fi
+        if paceline_may_requeue; then paceline_folders+=("$paceline_folder"); fi
+        case $paceline_verdict in
+            stopped) [ "$code" = 1 ] || code=75 ;;
+            failed) code=1 ;;
+            # If the last state could not be saved, what depends on the run must not start.
+            *) [ ! -e "$paceline_folder/unsaved" ] || code=1 ;;
+        esac
+    done
+    [ ${#paceline_folders[@]} -gt 0 ] && [ ! -e "${paceline_sweep:-$paceline_run}/cancelled" ] || exit "$code"
+    paceline_return_to_queue "${@:2}"
+    for paceline_run in "${paceline_runs[@]}"; do
+        [ -z "$paceline_next" ] || [ -e "$paceline_run/result.json" ] ||
+            echo "$paceline_next$suffix" >"$paceline_run/job" || :
+    done
+    exit "$code"
 }
 
 # -- a task of a sweep: job.sbatch defines `paceline_launch_trial`, and `paceline_run_half` (Paceline on this host) --
@@ -434,18 +458,10 @@ paceline_start_task() { # SWEEP SUBMISSION LIST [--no-requeue] [--exclude=NODES]
         "--array=TASKS $2/job.sbatch $3, where TASKS are among the first numbers of the lines of $2/$3."
     paceline_identify_job "${@:4}"
     [ ! -e "$2/cancelled-$3" ] || paceline_fail "This array was cancelled: its submission was not confirmed."
-    read -r -a paceline_trials < <(sed -n "s/^$SLURM_ARRAY_TASK_ID //p" "$2/$3") ||
+    read -r -a paceline_runs < <(sed -n "s/^$SLURM_ARRAY_TASK_ID //p" "$2/$3") ||
         paceline_fail "$2/$3 has no trials for task $SLURM_ARRAY_TASK_ID."
-    paceline_begin_job_start "$2/job-starts" paceline_stop_trials
-}
-
-paceline_stop_trials() {
-    local trial folder
-    for trial in "${paceline_trials[@]}"; do
-        folder="$paceline_sweep/trials/$trial"
-        [ ! -e "$folder/result.json" ] || continue
-        { mkdir -p "$folder/job-starts/$paceline_job_start" && : >"$folder/job-starts/$paceline_job_start/stop"; } || :
-    done
+    paceline_runs=("${paceline_runs[@]/#/$1/trials/}")
+    paceline_begin_job_start "$2/job-starts"
 }
 
 # Run the trials of this task in this many slots, side by side. A local variable would hide the user's, even in the
@@ -455,9 +471,8 @@ paceline_run_trials() { # SLOTS
     paceline_restore_shell
     for ((paceline_slot = 0; paceline_slot < $1; paceline_slot++)); do
         (
-            paceline_trap_signals : # the task's own shell creates the files `stop`, and passes TERM on
-            for ((paceline_index = paceline_slot; paceline_index < ${#paceline_trials[@]}; paceline_index += $1)); do
-                paceline_run_trial "${paceline_trials[paceline_index]}"
+            for ((paceline_index = paceline_slot; paceline_index < ${#paceline_runs[@]}; paceline_index += $1)); do
+                paceline_run_trial "${paceline_runs[paceline_index]}"
             done
         ) &
         paceline_children+=("$!")
@@ -466,9 +481,9 @@ paceline_run_trials() { # SLOTS
 }
 
 # One trial is a run with its own folder. Trials that have a result or are cancelled are skipped.
-paceline_run_trial() { # TRIAL
-    paceline_trial=$1
-    paceline_run="$paceline_sweep/trials/$1"
+paceline_run_trial() { # its folder
+    paceline_run=$1
+    paceline_trial=${1##*/}
     [ ! -e "$paceline_sweep/cancelled" ] && [ ! -e "$paceline_run/cancelled" ] && [ ! -e "$paceline_run/result.json" ] ||
         return 0
     paceline_make_job_start_folder
@@ -498,25 +513,7 @@ paceline_open_and_close_trial() {
 }
 
 paceline_finish_task() {
-    local code=0 trial log="$paceline_submission/logs/$paceline_job.log"
-    paceline_restore_shell
-    paceline_folders=()
-    # The task is done if all its trials are, and failed if one of them is.
-    for trial in "${paceline_trials[@]}"; do
-        paceline_run="$paceline_sweep/trials/$trial"
-        paceline_folder="$paceline_run/job-starts/$paceline_job_start"
-        case $(paceline_verdict_of "$paceline_job_start") in
-            failed) code=1 ;;
-            stopped) [ "$code" = 1 ] || code=75 ;;
-        esac
-        if paceline_may_requeue; then paceline_folders+=("$paceline_folder"); fi
-    done
+    local task=${paceline_job#*_} log="$paceline_submission/logs/$paceline_job.log"
     [ -s "$log" ] || rm -f "$log" || :
-    [ ${#paceline_folders[@]} -gt 0 ] && [ ! -e "$paceline_sweep/cancelled" ] || exit "$code"
-    paceline_return_to_queue --array="${paceline_job#*_}" "$paceline_submission/job.sbatch" "$paceline_list"
-    for trial in "${paceline_trials[@]}"; do
-        [ -z "$paceline_next" ] || [ -e "$paceline_sweep/trials/$trial/result.json" ] ||
-            echo "${paceline_next}_${paceline_job#*_}" >"$paceline_sweep/trials/$trial/job" || :
-    done
-    exit "$code"
+    paceline_finish "_$task" "--array=$task" "$paceline_submission/job.sbatch" "$paceline_list"
 }
