@@ -363,7 +363,7 @@ def test_a_job_waits_for_the_begin_time_that_was_asked_for_or_for_that_of_a_requ
     folder = make_run(tmp_path)
     states = {"7": JobState("7", "PENDING", reason="BeginTime")}
     assert read_record(folder, lambda jobs: states).detail == "waits for its begin time"
-    folder.job_start("7-0").path.mkdir(parents=True)
+    folder.job_start("7-0").requeue.touch()
     detail = read_record(folder, lambda jobs: states).detail
     assert detail == "waits for its begin time (Slurm delays a requeued job)"
 

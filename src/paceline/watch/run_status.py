@@ -232,7 +232,8 @@ def _waits_for(record: Record, state: JobState) -> str:
         if "admin" in state.reason.lower():
             return f"{words}; only an administrator can release it"
         return f"{words}; use `scontrol release {record.job}`"
-    if state.reason == "BeginTime" and record.folder.job_starts():
+    requeued = any(job_start.requeue.exists() for job_start in record.folder.job_starts())
+    if state.reason == "BeginTime" and (record.attempts or requeued):
         words += " (Slurm delays a requeued job)"
     start = expected_start(state, now)
     return f"{words}; expected to start {show_start(start, now)}" if start else words

@@ -262,8 +262,8 @@ def test_a_head_agent_may_be_killed_before_the_others_join(
         run.job_start.head.unlink()
         run.processes = [run._start(index) for index in (0, 1)]
     assert run.codes() == [0, 0], run.console(0) + run.console(1)
-    # In a job, srun kills it if it cannot reach a node, and the batch script counts that.
-    assert ("an agent was killed: restarting" in run.console(0)) is not queue
+    # That costs no restart: whoever starts the agents counts it.
+    assert "an agent was killed: restarting" not in run.console(0)
 
 
 @pytest.mark.slow
