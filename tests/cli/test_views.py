@@ -129,7 +129,7 @@ def test_logs_of_a_script_that_writes_to_the_terminal(
     assert sys.stdout.getvalue() == shown
 
 
-def test_wait_names_a_killed_batch_shell(
+def test_wait_says_where_to_look_after_a_killed_batch_shell(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job_start = folder.job_start("7-0")
@@ -142,7 +142,7 @@ def test_wait_names_a_killed_batch_shell(
     monkeypatch.setattr(run_log, "wait_until_over", lambda *_: ended)
     assert submit.wait_until_done(folder, follow=False) == 1
     said = capsys.readouterr().err
-    assert "the batch shell was killed by signal 9" in said
+    assert f"output of the job: {folder.slurm_log}" in said
     assert (
         f"to continue: paceline submit --resume {folder.path.name} (its ranks had not started)"
         in said

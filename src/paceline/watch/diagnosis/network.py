@@ -194,10 +194,12 @@ def check_interfaces(evidence: Evidence) -> list[Finding]:
     agents = {agent.host: agent for agent in evidence.agents.values() if agent.last("network")}
     if not agents:
         return []
-    said = (evidence.failure.get(key, "") for key in ("message", "traceback", "last_line"))
-    failed = any(COMMUNICATION.search(str(text)) for text in said)
+    said = (str(evidence.failure.get(key, "")) for key in ("message", "traceback", "last_line"))
+    errors = [line for text in said for line in text.splitlines() if COMMUNICATION.search(line)]
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        wrong = [why for agent in agents.values() if (why := _mismatch(agent, variable, failed))]
+        wrong = [
+            why for agent in agents.values() if (why := _mismatch(agent, variable, bool(errors)))
+        ]
         if wrong:
             chosen = next(iter(agents.values())).last("network").get("set", {}).get(variable)
             return [
@@ -207,7 +209,7 @@ def check_interfaces(evidence: Evidence) -> list[Finding]:
                     f"The ranks use the wrong network interface: {variable} is {chosen}.",
                     f"Leave {variable} out, and Paceline chooses the interface that leads to the "
                     "other nodes; or set it to one that all nodes share.",
-                    tuple(wrong[:MAX_NAMED]),
+                    (*wrong[:MAX_NAMED], *(error.strip()[:200] for error in errors[:1])),
                     f"{DOCS}#the-wrong-interface-or-address",
                 )
             ]
