@@ -16,7 +16,8 @@ from paceline.errors import ReplicasDiffer, UsageError
 from paceline.launch.launch_spec import runtime_settings
 from paceline.runtime.settings import Settings
 from paceline.runtime.step_boundary import stop_consensus
-from paceline.runtime.training.checksum import CHUNK, Checksum, find_difference
+from paceline.runtime.training.checksum import CHUNK, Checksum
+from paceline.runtime.training.replica_check import find_difference
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
 from paceline.spec.option import Flag

@@ -9,6 +9,7 @@ import torch
 
 from paceline.runtime.metrics.reduction import PendingScalars
 
+WORD = 8  # bytes
 CHUNK = 1 << 18  # elements that are added up at once
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -49,12 +50,19 @@ def is_comparable(tensor: torch.Tensor) -> bool:
 
 
 def as_integers(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bits of a tensor as a vector of integers, in the order of its elements."""
+    """Return the bits of a tensor as a vector of integers, in the order of its elements: whole
+    words if they fill them.
+    """
     tensor = tensor.detach()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     flat = tensor.resolve_neg().contiguous().reshape(-1)
-    return flat.view(INTEGERS[flat.element_size()])
+    size = flat.element_size()
+    if flat.nbytes % WORD:
+        return flat.view(INTEGERS[size])
+    if flat.storage_offset() * size % WORD:
+        flat = flat.clone()  # which is aligned, as words must be
+    return flat.view(torch.int64)
 
 
 @functools.cache
