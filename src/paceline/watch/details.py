@@ -72,18 +72,6 @@ class AttemptDetails:
     reason: str = ""  # why it was asked to stop, such as its time limit
 
 
-@dataclass(frozen=True)
-class JobStartDetails:
-    """One start of a batch job, which may be requeued, or of a local run."""
-
-    name: str
-    job: str  # empty for a local run
-    nodes: str
-    began: float
-    ended: float | None  # None for the last one of a run that is not over
-    verdict: str
-
-
 def read_attempts(record: Record) -> list[AttemptDetails]:
     """Return all attempts, oldest first. The last one of a run that was cancelled was cancelled,
     too.
@@ -135,24 +123,6 @@ def _failure(attempt: AttemptFolder, failure: dict[str, Any]) -> Failure:
     return Failure(attempt.number, rank, host, failure_text(failure), where, traceback)
 
 
-def read_job_starts(record: Record) -> list[JobStartDetails]:
-    """Return all job starts whose agents have arrived, oldest first."""
-    found, starts = [], record.goodput.job_starts
-    for start in starts:
-        is_newest = start is starts[-1]
-        # The name is from an event, which may be anybody's: it must not be a path.
-        known = start.name and "/" not in start.name and start.name not in (".", "..")
-        verdict = read_verdict(record.folder.job_start(start.name).verdict) if known else None
-        job = "" if start.name.startswith("pid-") else start.name.rpartition("-")[0]
-        ended = None if is_newest and not record.is_over else start.ended
-        if is_newest and record.status == CANCELLED and verdict in (None, STOPPED):
-            verdict = CANCELLED
-        found.append(
-            JobStartDetails(start.name, job, start.nodes, start.began, ended, verdict or "")
-        )
-    return found
-
-
 MAX_SAMPLES = 200  # of a node, evenly spaced
 STARTING = "starting"
 STATES = {
@@ -177,7 +147,6 @@ class RankDetails:
     waited: float  # seconds, for data, since its first step
     age: float | None  # seconds since its last heartbeat, at the time of the sample
     is_slow: bool
-    seen: float | None = None  # when its agent took the sample
 
 
 @dataclass(frozen=True)
@@ -214,9 +183,7 @@ def make_ranks(usage: Sequence[NodeUsage], record: Record) -> list[RankDetails]:
             state = "running"
         pace, is_slow = last.seconds_per_step, rank in slow
         found.append(
-            RankDetails(
-                rank, last.host, state, step, pace, last.waited, last.age, is_slow, last.time
-            )
+            RankDetails(rank, last.host, state, step, pace, last.waited, last.age, is_slow)
         )
     return found
 
@@ -261,7 +228,6 @@ class RunDetails:
     settings: dict[str, Any]  # the resolved tables of paceline.toml and flags
     code: dict[str, Any]
     attempts: list[AttemptDetails]
-    job_starts: list[JobStartDetails]
     failure: Failure | None  # of the newest attempt that failed
     timeline: list[Span]
     goodput: Goodput
@@ -291,7 +257,6 @@ def read_details(record: Record) -> RunDetails:
         settings=dict(details.get("spec") or {}),
         code=dict(details.get("code") or {}),
         attempts=attempts,
-        job_starts=read_job_starts(record),
         failure=next((each.failure for each in reversed(attempts) if each.failure), None),
         timeline=record.goodput.timeline,
         goodput=record.goodput,

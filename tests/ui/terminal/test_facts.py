@@ -35,7 +35,6 @@ DETAILS = RunDetails(
     settings={},
     code={},
     attempts=[AttemptDetails(1, "4711-1", 1.0, None, "", None)],
-    job_starts=[],
     failure=None,
     timeline=[],
     goodput=Goodput(
