@@ -183,7 +183,6 @@ def test_a_progress_bar_is_its_last_state(folder: RunFolder) -> None:
     log = RunLog(folder)
     assert texts(log.read_new()) == ["0 start", "0 100%", "0 next"]
     assert texts(log.unfinished()) == ["0 100%"]
-    assert RunLog(folder, keeps_states=True).tail(1)[0].text == bar
 
 
 def test_a_bar_that_redraws_itself_for_days_costs_no_memory(folder: RunFolder) -> None:
@@ -245,13 +244,12 @@ def test_the_last_lines_are_those_of_all(
         for _ in range(numbers.randrange(most)):
             came += numbers.random()
             write_log(folder.attempt(1).log(rank), [(came, numbers.choice(words) + "\n")])
-    for keeps_states in (False, True):
-        log = RunLog(folder, keeps_states=keeps_states)
-        everything = list(log.lines())
-        for count in range(len(everything) + 2):
-            assert log.tail(count) == everything[max(0, len(everything) - count) :]
-        red = [line for line in everything if "red" in line.text]
-        assert log.tail(5, grep="red") == red[-5:]
+    log = RunLog(folder)
+    everything = list(log.lines())
+    for count in range(len(everything) + 2):
+        assert log.tail(count) == everything[max(0, len(everything) - count) :]
+    red = [line for line in everything if "red" in line.text]
+    assert log.tail(5, grep="red") == red[-5:]
 
 
 def test_long_lines_come_in_pieces(folder: RunFolder) -> None:

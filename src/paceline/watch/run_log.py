@@ -67,10 +67,8 @@ class RankLog:
     line begins with its rank.
     """
 
-    def __init__(
-        self, path: Path, attempt: AttemptFolder, rank: int | None, *, keeps_states: bool
-    ) -> None:
-        self.file = LogFile(path, keeps_states=keeps_states)
+    def __init__(self, path: Path, attempt: AttemptFolder, rank: int | None) -> None:
+        self.file = LogFile(path)
         self.attempt, self.rank = attempt, rank
         self._times = LineTimes(path)
 
@@ -102,7 +100,7 @@ class RankLog:
             yield from self.make_lines(self.file.finish(), chosen)
 
     def move_to(self, offset: int) -> None:
-        self.file = LogFile(self.file.path, offset, keeps_states=self.file.keeps_states)
+        self.file = LogFile(self.file.path, offset)
 
     def start_since(self, time: float | None) -> int:
         """Return where the lines since a time begin."""
@@ -122,13 +120,11 @@ class RankLog:
 class RunLog:
     """The output of a run, and how far `read_new` has read it.
 
-    Of a progress bar that redraws its line, lines hold the last state; with `keeps_states`, all of
-    them.
+    Of a progress bar that redraws its line, lines hold the last state.
     """
 
-    def __init__(self, folder: RunFolder, *, keeps_states: bool = False) -> None:
+    def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self._keeps_states = keeps_states
         self._logs: dict[Path, RankLog] = {}
         self._first = 1  # the first attempt of which output may still come
 
@@ -248,7 +244,7 @@ class RunLog:
         path = attempt.log(number) if kind == "rank" else attempt.node_log(number)
         if path not in self._logs:
             own = number if kind == "rank" else None
-            self._logs[path] = RankLog(path, attempt, own, keeps_states=self._keeps_states)
+            self._logs[path] = RankLog(path, attempt, own)
         return self._logs[path]
 
 

@@ -53,7 +53,6 @@ def test_all_ranks_and_attempts_in_order(
     assert printed("--rank", "1") == "b\x1b[2J\n"
     assert printed("--since", "10m") == "[0] again\n[0] loss 1\n"
     assert printed("--attempt", "2", "--grep", "loss") == "[0] loss 1\n"
-    assert printed("--raw", "--rank", "0", "--attempt", "1") == "a\n10%\r20%\r30%\n"
     assert printed("-t", "--tail", "1").endswith(" [0] loss 1\n")
     assert printed("-t", "--tail", "1").startswith(
         time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(now - 60))
@@ -137,15 +136,14 @@ def test_a_terminal_gets_coloured_ranks_and_bars_that_are_drawn_over(
     assert terminal.getvalue() == shown
 
 
-def test_raw_passes_escape_sequences_to_a_terminal(
+def test_a_terminal_gets_no_escape_sequences_but_colours(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(folder.attempt(1).log(0), (1.0, "\x1b]0;title\x07a\n"))
-    for args, shown in ((["--raw"], "\x1b]0;title\x07a\n"), ([], "a\n")):
-        monkeypatch.setattr(sys, "stdout", Terminal())
-        assert cli.dispatch(["logs", "--rank", "0", *args]) == 0
-        assert isinstance(sys.stdout, io.StringIO)
-        assert sys.stdout.getvalue() == shown
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    assert cli.dispatch(["logs", "--rank", "0"]) == 0
+    assert isinstance(sys.stdout, io.StringIO)
+    assert sys.stdout.getvalue() == "a\n"
 
 
 def test_follow_says_why_a_run_waits(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:

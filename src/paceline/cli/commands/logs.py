@@ -58,9 +58,6 @@ def command(
     timestamps: Annotated[
         bool, typer.Option("--timestamps", "-t", help="Print the time of each line.")
     ] = False,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Keep escape sequences and every update of progress bars.")
-    ] = False,
 ) -> int:
     """Print the output of all ranks and attempts of a run, sorted by time, with the rank before each line.
 
@@ -82,15 +79,12 @@ def command(
     record = read_record(runs.named(run))
     folder = record.folder
     printer = LogPrinter(
-        sys.stdout,
-        prefixes=rank is None and has_several_logs(record),
-        raw=raw,
-        timestamps=timestamps,
+        sys.stdout, prefixes=rank is None and has_several_logs(record), timestamps=timestamps
     )
     if not _has_logs(record, rank, attempt) and not follow:
-        _print_batch_log(record, LogPrinter(sys.stdout, raw=raw), rank)
+        _print_batch_log(record, LogPrinter(sys.stdout), rank)
         return 0
-    run_log = RunLog(folder, keeps_states=raw)
+    run_log = RunLog(folder)
     wanted: dict[str, Any] = {
         "rank": rank,
         "attempt": attempt,
@@ -150,20 +144,14 @@ def _print_batch_log(record: Record, printer: LogPrinter, rank: int | None) -> N
 
 
 class LogPrinter:
-    """Prints lines. A terminal gets their text and colours, unless `raw`; a pipe or a file gets all of it."""
+    """Prints lines. A terminal gets their text and colours; a pipe or a file gets all of it."""
 
     def __init__(
-        self,
-        stream: IO[str],
-        *,
-        prefixes: bool = False,
-        raw: bool = False,
-        timestamps: bool = False,
+        self, stream: IO[str], *, prefixes: bool = False, timestamps: bool = False
     ) -> None:
         self._stream = stream
         self._prefixes, self._timestamps = prefixes, timestamps
         self._is_terminal = stream.isatty()
-        self._filters = self._is_terminal and not raw
         self._attempt: int | None = None
         self._bar = ""  # a line without an end that is shown now
 
@@ -185,8 +173,8 @@ class LogPrinter:
             head = f"--- attempt {line.attempt} ---"
             self._stream.write(f"{console.paint(head, console.GREY, self._stream)}\n")
         self._attempt = max(line.attempt, self._attempt or 0)
-        text = keep_colours(line.text) if self._filters else line.text
-        if self._filters and "\033" in text:
+        text = keep_colours(line.text) if self._is_terminal else line.text
+        if self._is_terminal and "\033" in text:
             text += console.PLAIN  # its colour must not go on in the next line
         self._stream.write(f"{self._before(line)}{text}\n")
 

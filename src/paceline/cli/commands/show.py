@@ -46,9 +46,6 @@ def command(
         bool,
         typer.Option("--diff", help="Show how the code has changed since the run was started."),
     ] = False,
-    plots: Annotated[
-        bool, typer.Option("--plots", help="Show only the curves, and where the time went.")
-    ] = False,
     as_json: typer_options.AsJson = False,
     openmetrics: Annotated[
         bool,
@@ -84,8 +81,6 @@ def command(
     details = read_details(record)
     if as_json:
         console.print_json(**details.to_json())
-    elif plots:
-        show_pictures(record, details, console.console())
     else:
         show_run(record, details, console.console())
     return 0

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
-
-import typer
 
 from paceline.cli import runs
 from paceline.errors import EnvironmentProblem, UsageError
 
 
-def command(
-    *,
-    filter: Annotated[
-        str,
-        typer.Option(
-            "--filter",
-            metavar="WORDS",
-            help="Show only runs with these words in name, status or job.",
-        ),
-    ] = "",
-) -> int:
+def command() -> int:
     """Watch your runs full screen: loss, ranks, nodes, log, time left.
 
     It only reads the run folders, and asks Slurm no more often than `paceline ps`. Press ? for the keys. Some
@@ -40,5 +27,5 @@ def command(
         )
     from paceline.ui.terminal.app import TopApp
 
-    TopApp(runs.scratch_here(), wanted=filter).run()
+    TopApp(runs.scratch_here()).run()
     return 0

@@ -107,12 +107,9 @@ class TopApp(App[None]):
         Binding("escape", "leave", show=False),
     ]
 
-    def __init__(
-        self, scratch: Path, *, wanted: str = "", query: QueryStates = query_states
-    ) -> None:
+    def __init__(self, scratch: Path, *, query: QueryStates = query_states) -> None:
         super().__init__(ansi_color=True)  # or Textual makes everything black with NO_COLOR
         self.scratch, self._query_states = scratch, query
-        self._first_filter = wanted
         self._list = RunList(scratch, query)
         # the path of the selected run, and what to search its log for
         self._wanted: tuple[str, str] | None = None
@@ -150,7 +147,6 @@ class TopApp(App[None]):
     def on_mount(self) -> None:
         self.theme = "ansi-dark"
         self._main = self.screen
-        self._table.filter(self._first_filter)
         self._table.focus()
         self._show_title()
         self._show_log_title()
