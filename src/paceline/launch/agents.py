@@ -357,4 +357,4 @@ def stop_warm(pids: Collection[int] | None = None) -> list[dict[str, Any]]:
     """End these warm processes of this user, or all, and return their last status. Running runs go
     on.
     """
-    return ask_all("stop_warm", pids)
+    return ask_all("stop", pids)
