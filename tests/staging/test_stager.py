@@ -287,9 +287,9 @@ def test_a_source_that_changes_is_an_error(base: Path, node: Node) -> None:
     wanted = request(base, "set")
     planned = scan_items(wanted)
     (source / ODD).write_bytes(b"longer than it was")
-    with pytest.raises(EnvironmentProblem, match="changed while it was being staged"):
+    with pytest.raises(EnvironmentProblem, match="changed while it was being copied"):
         node.stage(wanted, planned)
-    with pytest.raises(EnvironmentProblem, match="changed while it was being staged"):
+    with pytest.raises(EnvironmentProblem, match="changed while it was being copied"):
         Packs(wanted.packs).write(planned[0].manifest, Transfer())
     assert not list(wanted.packs.iterdir())
     (source / ODD).unlink()

@@ -124,7 +124,10 @@ def _contradiction(first: Flag, second: Flag) -> UsageError:
 
 def _value(option: Option, value: Any, environ: Mapping[str, str]) -> Any:
     if option.kind == NUMBER and re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", value):
-        return int(value) + option.plus
+        number = int(value)
+        if number < 0 < option.plus:  # what follows would show the number with what is added
+            raise UsageError(f"Invalid {option.name} {number}: use at least 0.")
+        return number + option.plus
     if option.kind == TEXT and re.fullmatch(r"--[a-z][a-z-]*", value):
         raise UsageError(
             f"{option.name} needs a value, but {value} follows it.",

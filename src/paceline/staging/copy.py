@@ -117,8 +117,7 @@ def copy_file(source: str, target: BinaryIO, transfer: Transfer) -> os.stat_resu
 
 def source_changed(path: str) -> EnvironmentProblem:
     return EnvironmentProblem(
-        f"[data] stage: {path!r} changed while it was being staged.",
-        hint="Wait until nothing writes to it.",
+        f"{path!r} changed while it was being copied.", hint="Wait until nothing writes to it."
     )
 
 

@@ -68,7 +68,7 @@ class Requirements:
     folders.
     """
 
-    files: list[str] = field(default_factory=list)  # as the user named them
+    files: list[str] = field(default_factory=list)  # relative to the project, if inside it
     lines: list[str] = field(default_factory=list)
     constraints: list[str] = field(default_factory=list)
     local: dict[str, str] = field(default_factory=dict)  # path -> digest of its content
@@ -79,7 +79,8 @@ def read_requirements(job: Job) -> Requirements:
     has.
     """
     present = [name for name in DEFAULT_FILES if (job.folder / name).is_file()]
-    found = Requirements(files=list(job.environment.requirements) or present[:1])
+    typed = [name.removeprefix(f"{job.folder}/") for name in job.environment.requirements]
+    found = Requirements(files=typed or present[:1])
     if not found.files:
         raise _nothing_to_build_from(job)
     for name in found.files:
