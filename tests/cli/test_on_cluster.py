@@ -85,9 +85,7 @@ def test_without_slurm_the_error_points_to_a_cluster(line: str) -> None:
     Path("requirements.txt").write_text("numpy\n")
     with pytest.raises(NoSlurm) as problem:
         dispatch(line.split())
-    assert problem.value.hint.startswith(
-        "For jobs on a cluster, add `--on alps` or `--on cedar`.\n  Otherwise, "
-    )
+    assert "--on alps ...\n  Otherwise, " in problem.value.hint
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 
 from paceline import cli
 from paceline.cli.commands import login
-from paceline.contract.env import ON_CLUSTER
 from paceline.errors import SpecError, UsageError
 from paceline.spec.clusters import ProjectFile, find_cluster, user_file
 from paceline.spec.job import Program
@@ -137,41 +136,6 @@ def test_the_empty_list_of_clusters_says_what_to_write(
     monkeypatch.chdir(tmp_path)
     assert login.command(show=True) == 0
     assert '\n    [profiles.alps]\n    host = "login.example.org"\n' in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("names", "hint"),
-    [
-        (["alps"], "on a cluster, add `--on alps`."),
-        (["alps", "cedar", "oak"], "on a cluster, add `--on alps` or `--on cedar` or `--on oak`."),
-        ([], ""),
-    ],
-)
-def test_runs_that_are_not_here_may_be_on_a_cluster(
-    own: Callable[[str], Path],
-    project_folder: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    names: list[str],
-    hint: str,
-) -> None:
-    own("".join(f'[{name}]\nhost = "login.{name}"\n' for name in names))
-    for line in (
-        ["show"],
-        ["logs", "-f", "20260101-000000-abcd"],
-        ["cancel", "1234"],
-        ["sweep", "show", "digits"],
-    ):
-        with pytest.raises(UsageError) as raised:
-            cli.dispatch(line)
-        assert hint in raised.value.hint
-        assert bool(hint) == ("--on" in raised.value.hint)
-    assert cli.dispatch(["ps"]) == 0
-    assert hint in capsys.readouterr().err
-    with project_folder.context() as patch:
-        patch.setenv(ON_CLUSTER, "alps")  # it was typed with --on
-        with pytest.raises(UsageError) as raised:
-            cli.dispatch(["logs", "20260101-000000-abcd"])
-    assert "add `--on" not in raised.value.hint
 
 
 def test_keys_in_the_wrong_table_of_a_profile(own: Callable[[str], Path], tmp_path: Path) -> None:

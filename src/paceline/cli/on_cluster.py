@@ -23,13 +23,7 @@ from paceline.contract.foreign_records import parse_object, read_object
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import NoSlurm, PacelineError, SpecError, UsageError
 from paceline.launch.secrets import NO_SECRETS, choose_secrets, read_secrets
-from paceline.spec.clusters import (
-    Cluster,
-    ProjectFile,
-    explain_table,
-    find_cluster,
-    suggest_clusters,
-)
+from paceline.spec.clusters import Cluster, ProjectFile, explain_table, find_cluster
 from paceline.spec.job import Job, Program
 from paceline.spec.load import repository_root
 from paceline.spec.option import SWEEP, read_flags
@@ -119,10 +113,10 @@ def point_to_cluster(problem: NoSlurm, command: str) -> NoSlurm:
             ' for example with setup = "module load slurm".'
         )
         return NoSlurm(problem.message, hint=hint)
-    hint = suggest_clusters("jobs") or (
-        "From a laptop, write the login node of your cluster into paceline.toml:\n"
+    hint = (
+        "From a laptop, name your cluster with --on. Its login node stands in paceline.toml:\n"
         '    [profiles.alps]\n    host = "login.example.org"\n'
-        f"  and type: paceline {command} --on alps ..."
+        f"  Then type: paceline {command} --on alps ..."
     )
     otherwise = f"Otherwise, {problem.hint[:1].lower()}{problem.hint[1:]}" if problem.hint else ""
     return NoSlurm(problem.message, hint=f"{hint}\n  {otherwise}".rstrip(), earlier=problem.earlier)

@@ -1,7 +1,7 @@
 """How fit a node is: what a rank measures in a few seconds, and which node that shows to be slow.
 
 A node is compared with the others, never with a data sheet: only the comparison says that a node is
-the odd one out. What a link between nodes should give is a hint, with a wide margin.
+the odd one out.
 """
 
 from __future__ import annotations
@@ -29,11 +29,6 @@ class Measurement:
     between: float = 0.0  # all-reduce among the first ranks of all nodes
     # exchange with the first rank of another node, by its number
     pairs: dict[str, float] = field(default_factory=dict)
-    interface: str = ""  # over which nodes are connected
-    interface_speed: float = 0.0  # GB/s, as its driver reports it
-    fabric: str = ""  # such as "400 Gb/sec (4X NDR)"
-    fabric_speed: float = 0.0  # GB/s of all InfiniBand ports
-    backend: str = ""
     complete: bool = False  # all of it was measured
     error: str = ""  # why the rest was not
 
@@ -41,15 +36,12 @@ class Measurement:
 SLOW_CPU = 0.6  # of the typical speed of a core, by its own CPU time: frequencies vary
 SLOW_GPU = 0.75  # of the typical speed of a GPU
 SLOW_PAIR = 0.4  # of the typical exchange between two nodes
-SLOW_LINK = 0.25  # of what a link between nodes should give
-TCP = 0.7  # of a link's speed that one all-reduce over TCP gets
-GLOO_LIMIT = 2.5  # GB/s that gloo gets over any link
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A node, or a link, that is slower than it should be. If it is unfit, a run should go on
-    without the node.
+    """A node that is slower than it should be, or not measured. If it is unfit, a run should go on
+    without it.
     """
 
     host: str
@@ -61,7 +53,7 @@ class Judgement:
 def judge(measured: Sequence[Measurement]) -> list[Judgement]:
     """Return what is slow, the worst first: one judgement for each node."""
     found: dict[str, Judgement] = {}
-    for each in (*_slow_devices(measured), *_slow_nodes(measured), *_slow_links(measured)):
+    for each in (*_slow_devices(measured), *_slow_nodes(measured)):
         found.setdefault(each.host, each)
     return list(found.values())
 
@@ -100,28 +92,6 @@ def _slow_nodes(measured: Sequence[Measurement]) -> Iterator[Judgement]:
             text = f"its network reaches {own / median(others):.0%} of the bandwidth of the others"
             facts = (f"{host}: at most {own:.2f} GB/s", f"other nodes: {median(others):.2f} GB/s")
             yield Judgement(host, text, True, facts)
-
-
-def _slow_links(measured: Sequence[Measurement]) -> Iterator[Judgement]:
-    """Compare all-reduces between nodes with what the type of link should give."""
-    for each in measured:
-        expected = expected_between(each)
-        if 0 < each.between < SLOW_LINK * expected:
-            link = each.fabric or each.interface
-            facts = (
-                f"{each.between:.2f} GB/s between nodes",
-                f"{link} should give about {expected:.1f}",
-            )
-            text = f"all-reduce between the nodes over {link} is slow"
-            yield Judgement(each.host, text, False, facts)
-            return  # all ranks take part in it
-
-
-def expected_between(measurement: Measurement) -> float:
-    """Return what an all-reduce between nodes should give over this link; 0 if nobody knows."""
-    if measurement.backend == "nccl" and measurement.fabric_speed:
-        return measurement.fabric_speed * 0.8
-    return min(GLOO_LIMIT, measurement.interface_speed * TCP)
 
 
 def _speed(tflops: float) -> str:

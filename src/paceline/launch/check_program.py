@@ -216,7 +216,7 @@ def module_hint(plan: SlurmPlan, name: str) -> str:
         return f"It exists but cannot be loaded. Try it in a shell: module load {name}"
     close = difflib.get_close_matches(name, known, n=6, cutoff=0.5)
     if close:
-        return f"Available: {', '.join(sorted(close))}."
+        return f"Available versions: {', '.join(sorted(close))}."
     return (
         "`module avail` lists all modules; module_paths in [environment] adds folders of modules."
     )

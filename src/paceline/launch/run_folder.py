@@ -138,7 +138,7 @@ def find_run(name: str, scratch: Path) -> RunFolder:
         )
     raise RunNotFound(
         f"There is no run {name!r} in {scratch}.",
-        hint=f"{_elsewhere()}Give a run's id, the start or end of it, its name or the "
+        hint=f"Give a run's id, the start or end of it, its name or the "
         "start of that, its job id, or its folder. For another user's run, give the whole id or "
         f"the folder. `{to_type('ps')}` lists runs.",
     )
@@ -149,17 +149,11 @@ def _where_runs_are() -> str:
     cluster.
     """
     if not (name := cluster()):
-        return f"{_elsewhere()}Give a run's folder, or set PACELINE_SCRATCH."
+        return "Give a run's folder, set PACELINE_SCRATCH, or add --on for the runs on a cluster."
     return (
         f"Submit one with `paceline submit --on {quote(name)} SCRIPT`. If you have runs in another "
         f"folder there, set scratch in [profiles.{name}.project]."
     )
-
-
-def _elsewhere() -> str:
-    from paceline.spec.clusters import suggest_clusters
-
-    return f"{found} " if (found := suggest_clusters()) else ""
 
 
 def find_own_run(name: str, scratch: Path, *, also_fetched: bool = False) -> RunFolder:

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import UsageError
 from paceline.spec.load import find_file, profile_name, repository_root
 from paceline.spec.settings import Access, File, check, nearest
-from paceline.spec.shell_text import cluster as shown_cluster
-from paceline.spec.shell_text import quote
 from paceline.spec.toml import PROJECT_FILE, read_file
 from paceline.spec.values import HOST
 
@@ -101,20 +99,6 @@ def explain_table(project: ProjectFile, name: str = "") -> str:
         f'\n    [{tool}profiles.{key}]\n    host = "{name if is_host else _EXAMPLE}"'
         f"\n  For all projects, write it into {user_file()}, below [{key}].{use}"
     )
-
-
-def suggest_clusters(what: str = "runs") -> str:
-    """Return how to name what is on a cluster, for somebody who looks for it here; empty if no
-    cluster is known.
-    """
-    if shown_cluster():
-        return ""
-    try:
-        names = sorted(ProjectFile.find(Path.cwd()).clusters())
-    except (PacelineError, OSError):  # it is no part of the error that this is a hint of
-        return ""
-    listed = " or ".join(f"`--on {quote(name)}`" for name in names)
-    return f"For {what} on a cluster, add {listed}." if names else ""
 
 
 def _own_tables() -> dict[str, Access]:

@@ -4,6 +4,7 @@ jobs.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,14 +25,16 @@ from paceline.spec.job import Job
 from paceline.spec.shell_text import quote
 from paceline.sweep.folder import mark_starter
 from paceline.sweep.settings import SweepSettings, describe_point
-from paceline.sweep.start import Reporter, SweepStart, count_trials
+from paceline.sweep.start import SweepStart, count_trials
+
+log = logging.getLogger(__name__)
 
 
 class LocalSweep(SweepStart):
     """A sweep whose trials run on this machine."""
 
-    def __init__(self, settings: SweepSettings, reporter: Reporter) -> None:
-        super().__init__(settings, reporter)
+    def __init__(self, settings: SweepSettings) -> None:
+        super().__init__(settings)
         self.job = with_ranks(resolve_start(settings.job, os.environ))
         self.slots = slots(self.job, detect_machine(os.environ), self.search.parallel)[
             : self.parallel
@@ -58,7 +61,7 @@ class LocalSweep(SweepStart):
                 run_path, plan.launch_spec, job=self.job, backend="local", snapshot_required=False
             )
         for note in (*plan.notes, *notes):
-            self.reporter.note(note)
+            log.info(note)
         name = self.search.name
         self.report_start(f"{count_trials(len(numbers))} of {name}, {len(self.slots)} at a time")
         self.submission: Path = run_path.folder.path
@@ -66,9 +69,7 @@ class LocalSweep(SweepStart):
             self.pool.run(list(numbers), begin=self._begin, end=self._end, stop=self._report_stop)
         self._report_best()
         if self.pool.stopping:
-            self.reporter.note(
-                f"to continue: paceline sweep --local --resubmit missing {quote(name)}"
-            )
+            log.info(f"to continue: paceline sweep --local --resubmit missing {quote(name)}")
             return INTERRUPTED_EXIT if self.pool.interrupted else STOPPED_EXIT
         return int(any(result["state"] == FAILED for result in self.results.values()))
 
@@ -79,7 +80,7 @@ class LocalSweep(SweepStart):
         try:
             claim_run(folder.trial(number))
         except (UsageError, ClusterError) as problem:  # another command or a job runs it
-            self.reporter.note(f"skipping trial {number}: {problem.message}")
+            log.info(f"skipping trial {number}: {problem.message}")
             return None
         if folder.trial(number).result.exists():  # another host has run it since
             return None
@@ -88,7 +89,7 @@ class LocalSweep(SweepStart):
             open_trial(folder, self.submission, number, variables=variables)
         except NoPoint as reason:
             if folder.trial(number).pruned.exists():
-                self.reporter.note(str(reason))
+                log.info(str(reason))
             return None
         except PacelineError as problem:
             self._report(number, {"state": FAILED, "error": problem.message})
@@ -119,7 +120,7 @@ class LocalSweep(SweepStart):
 
     def _report_stop(self, count: int) -> None:
         again = "; press Ctrl-C again to end at once" if self.pool.interrupted else ""
-        self.reporter.note(
+        log.info(
             f"stop requested: {count_trials(count)} will save and stop, and no more will "
             f"start{again}"
         )
@@ -132,7 +133,7 @@ class LocalSweep(SweepStart):
             parts.append(describe_point(result["point"]))
         if result.get("error"):
             parts.append(result["error"])
-        self.reporter.trial(", ".join(parts), result["state"])
+        log.info(", ".join(parts))
 
     def _report_best(self) -> None:
         """Print the best single trial. `sweep show` has the means over seeds."""
@@ -146,12 +147,10 @@ class LocalSweep(SweepStart):
         choose = max if self.search.direction == "maximize" else min
         best = choose(values, key=lambda number: values[number])
         point = describe_point(self.results[best]["point"])
-        self.reporter.trial(
-            f"best of {len(values)}: trial {best}, {self.search.metric} {values[best]:.6g}, "
-            f"{point}",
-            DONE,
+        log.info(
+            f"best of {len(values)}: trial {best}, {self.search.metric} {values[best]:.6g}, {point}"
         )
-        self.reporter.note(f"its folder: {self.writer.folder.trial(best).path}")
+        log.info(f"its folder: {self.writer.folder.trial(best).path}")
 
 
 def with_ranks(job: Job) -> Job:

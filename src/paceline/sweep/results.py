@@ -138,14 +138,10 @@ def find_sweep(name: str, scratch: Path) -> SweepFolder:
             f"{name!r} matches {len(meant)} sweeps: {', '.join(str(path) for path in meant[:5])}",
             hint="Write more of the name, or give the sweep's folder.",
         )
-    from paceline.spec.clusters import suggest_clusters
-
     names = ", ".join(path.name for path in known[:8])
     hint = f"The sweeps are: {names}." if names else "Start one with `paceline sweep sweep.toml`."
     what = f"sweep {name!r}" if known else "sweeps"
-    raise UsageError(
-        f"You have no {what} in {scratch}.", hint=f"{hint} {suggest_clusters('sweeps')}".rstrip()
-    )
+    raise UsageError(f"You have no {what} in {scratch}.", hint=hint)
 
 
 def find_own_sweep(name: str, scratch: Path) -> SweepFolder:

@@ -4,6 +4,7 @@ allows.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -26,7 +27,9 @@ from paceline.slurm.arrays import (
 from paceline.spec.shell_text import command_line, quote, to_type
 from paceline.sweep.folder import mark_starter
 from paceline.sweep.settings import SweepSettings
-from paceline.sweep.start import Reporter, SweepStart, count_trials
+from paceline.sweep.start import SweepStart, count_trials
+
+log = logging.getLogger(__name__)
 
 SHOWN_JOBS = 5
 
@@ -34,8 +37,8 @@ SHOWN_JOBS = 5
 class SlurmSweep(SweepStart):
     """A sweep whose trials are tasks of job arrays."""
 
-    def __init__(self, settings: SweepSettings, reporter: Reporter) -> None:
-        super().__init__(settings, reporter)
+    def __init__(self, settings: SweepSettings) -> None:
+        super().__init__(settings)
         self.jobs: list[str] = []
         self.submitted = 0  # trials
 
@@ -75,7 +78,7 @@ class SlurmSweep(SweepStart):
 
     def run_trials(self, new: Sequence[Point], numbers: Sequence[int]) -> int:
         for warning in self.job_submission.check():
-            self.reporter.note(f"{warning.text}{f' ({warning.hint})' if warning.hint else ''}")
+            log.info(f"{warning.text}{f' ({warning.hint})' if warning.hint else ''}")
         job = self.job_submission.job
         refusal: ClusterError | None = None
         run_path = self.job_submission.run_path
@@ -99,7 +102,7 @@ class SlurmSweep(SweepStart):
             # this.
             write_atomically(run_path.folder.path / SUBMITTED, "")
         for note in (*plan.notes, *notes):
-            self.reporter.note(note)
+            log.info(note)
         self._report()
         if refusal is not None:
             raise ClusterError(
@@ -118,7 +121,7 @@ class SlurmSweep(SweepStart):
         self.report_start(
             f"submitted {trials} of {name} as job{'s' if len(jobs) > 1 else ''} {listed}{parallel}"
         )
-        self.reporter.line(f"  cancel  {to_type(f'sweep cancel {quote(name)}')}")
+        print(f"  cancel  {to_type(f'sweep cancel {quote(name)}')}")
 
     @property
     def throttle(self) -> int | None:

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
 
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import write_atomically
@@ -36,27 +36,16 @@ from paceline.sweep.settings import (
     new_trials,
 )
 
+log = logging.getLogger(__name__)
+
 SHOWN_TRIALS = 20  # in a dry run
-
-
-class Reporter(Protocol):
-    """Where a sweep prints."""
-
-    def line(self, text: str) -> None:
-        """Print a line of output."""
-
-    def note(self, text: str) -> None:
-        """Print a note."""
-
-    def trial(self, text: str, state: str) -> None:
-        """Print how a trial ended."""
 
 
 class SweepStart(ABC):
     """One `paceline sweep`: runs new trials of a sweep, or some of its old ones again."""
 
-    def __init__(self, settings: SweepSettings, reporter: Reporter) -> None:
-        self.settings, self.reporter = settings, reporter
+    def __init__(self, settings: SweepSettings) -> None:
+        self.settings = settings
         self.search = settings.search
         run_path = folders.new_run_path(settings.job, os.environ)
         self.writer = SweepWriter(
@@ -142,7 +131,7 @@ class SweepStart(ABC):
         job = self.settings.job
         variables = {**job.environment.variables, **read_secrets(job, os.environ).values}
         check_reachable({**os.environ, **variables})
-        self.reporter.note(f"points come from the W&B sweep {self.search.wandb_sweep}")
+        log.info(f"points come from the W&B sweep {self.search.wandb_sweep}")
         # It may have more points by now.
         self.writer.folder.search_exhausted.unlink(missing_ok=True)
 
@@ -194,9 +183,9 @@ class SweepStart(ABC):
         return tuple(notes)
 
     def report_start(self, line: str) -> None:
-        self.reporter.line(line)
-        self.reporter.line(f"  folder  {self.writer.folder.path}")
-        self.reporter.line(f"  state   {to_type(f'sweep show {quote(self.search.name)}')}")
+        print(line, flush=True)
+        print(f"  folder  {self.writer.folder.path}")
+        print(f"  state   {to_type(f'sweep show {quote(self.search.name)}')}")
 
 
 def count_trials(number: int) -> str:

@@ -61,8 +61,8 @@ def test_imports_from_a_module_are_found(tmp_path: Path, system: dict[str, str])
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("greet/9.0", "Available: greet/1.0, greet/2.0."),
-        ("gret", "Available: greet/1.0, greet/2.0."),
+        ("greet/9.0", "Available versions: greet/1.0, greet/2.0."),
+        ("gret", "Available versions: greet/1.0, greet/2.0."),
     ],
 )
 def test_a_missing_module(tmp_path: Path, system: dict[str, str], name: str, hint: str) -> None:

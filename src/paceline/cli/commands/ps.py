@@ -14,7 +14,6 @@ from paceline.cli.console import Column, fit, print_columns
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import SweepFolder
 from paceline.errors import UsageError
-from paceline.spec.clusters import suggest_clusters
 from paceline.spec.quantities import show_seconds
 from paceline.spec.run_path import list_runs_and_sweeps
 from paceline.spec.shell_text import to_type
@@ -84,8 +83,7 @@ def command(
         )
         return 0
     if not rows:
-        text = f"no {'such ' * selected}runs in {origin.place(scratch)}. {suggest_clusters()}"
-        console.say_note(text.removesuffix(". "))
+        console.say_note(f"no {'such ' * selected}runs in {origin.place(scratch)}")
         return 0
     _print(rows)
     if older:

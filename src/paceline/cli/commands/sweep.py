@@ -118,9 +118,7 @@ def command(
         raise UsageError(
             f"{others[0]} applies to jobs on Slurm, not to a sweep with --local.", hint="Omit it."
         )
-    sweep = (LocalSweep if local else SlurmSweep)(
-        load(file, settings, here=local), ConsoleReporter()
-    )
+    sweep = (LocalSweep if local else SlurmSweep)(load(file, settings, here=local))
     if dry_run:
         print(sweep.describe(resubmit))
         return 0
@@ -195,20 +193,6 @@ def flags_of_sweep(sweep: SweepFolder, path: Path) -> list[Flag]:
         found["parallel"] = search.parallel
         found["count"] = math.ceil(len(points) / (search.parallel or 1))
     return [Flag(f"the sweep {sweep.name}", key, value) for key, value in found.items()]
-
-
-class ConsoleReporter:
-    """Prints what a sweep reports."""
-
-    def line(self, text: str) -> None:
-        print(text, flush=True)
-
-    def note(self, text: str) -> None:
-        console.say_note(text)
-
-    def trial(self, text: str, state: str) -> None:
-        colour = {DONE: console.GREEN, FAILED: console.RED}.get(state, console.GREY)
-        console.say(f"paceline: {text}", colour=colour)
 
 
 # -- sweep show ------------------------------------------------------------------------------------

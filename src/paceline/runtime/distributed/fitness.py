@@ -13,10 +13,8 @@ import socket
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -85,7 +83,6 @@ def measure_links(found: Measurement, identity: Identity, device: torch.device) 
     """Measure exchanges within the node, between all nodes, and between pairs of neighbouring
     nodes.
     """
-    found = replace(found, **_link_facts())
     if not identity.is_distributed:
         return replace(found, complete=True)
     backend = default_backend(device)
@@ -98,7 +95,6 @@ def measure_links(found: Measurement, identity: Identity, device: torch.device) 
         timeout=datetime.timedelta(seconds=TIMEOUT),
         device_id=device if backend == "nccl" else None,
     )
-    found = replace(found, backend=backend)
     nodes, local = identity.num_nodes, identity.local_world_size
     buffer = torch.ones((GPU_BYTES if device.type == "cuda" else CPU_BYTES) // 4, device=device)
     leaders = dist.new_group(list(range(0, nodes * local, local)))
@@ -159,25 +155,6 @@ def _fastest(once: Callable[[], None], device: torch.device) -> float:
         if number:
             seconds.append(time.perf_counter() - began)
     return min(seconds)
-
-
-def _link_facts() -> dict[str, Any]:
-    """Return the interface and the InfiniBand ports of this node, and how fast they are."""
-    name = os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("NCCL_SOCKET_IFNAME", "")
-    name = name.lstrip("=").partition(",")[0]
-    speed, rates = 0.0, []
-    with suppress(OSError, ValueError):
-        megabits = int(Path("/sys/class/net", name, "speed").read_text(encoding="ascii"))
-        speed = max(0.0, megabits / 8000)
-    for path in sorted(Path("/sys/class/infiniband").glob("*/ports/*/rate")):
-        with suppress(OSError):
-            rates.append(path.read_text(encoding="ascii").strip())
-    return {
-        "interface": name,
-        "interface_speed": speed,
-        "fabric": rates[0] if rates else "",
-        "fabric_speed": sum(float(each.split()[0]) / 8 for each in rates if each[:1].isdigit()),
-    }
 
 
 def _write(found: Measurement) -> None:

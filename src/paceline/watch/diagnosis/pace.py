@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from paceline.contract.fitness import Judgement, Measurement, expected_between
+from paceline.contract.fitness import Judgement, Measurement
 from paceline.contract.heartbeat_file import READY, RUNNING
 from paceline.spec.findings import GOOD, NOTE, PROBLEM, WARNING, Finding
 from paceline.watch.diagnosis.evidence import Evidence
@@ -160,21 +160,20 @@ def _judged(each: Judgement) -> Finding:
 
 
 def summarize(measured: Sequence[Measurement]) -> str:
-    """Return the speeds in one line, beside what the link between nodes should give."""
+    """Return the speeds in one line."""
     first, parts = measured[0], []
     speeds = [1000 * each.tflops for each in measured if each.tflops > 0]
     within = [each.within for each in measured if each.within]
     between = [each.between for each in measured if each.between]
-    for name, values, unit, expected in (
-        (f"{len(speeds)} x {first.device}", speeds, "GFLOP/s", 0.0),
-        ("all-reduce within a node", within, "GB/s", 0.0),
-        ("all-reduce between nodes", between, "GB/s", expected_between(first)),
+    for name, values, unit in (
+        (f"{len(speeds)} x {first.device}", speeds, "GFLOP/s"),
+        ("all-reduce within a node", within, "GB/s"),
+        ("all-reduce between nodes", between, "GB/s"),
     ):
         if values:
             low, high = min(values), max(values)
             text = f"{low:.3g}" if high <= 1.05 * low else f"{low:.3g} to {high:.3g}"
-            about = f" (about {expected:.1f} expected)" if expected else ""
-            parts.append(f"{name} {text} {unit}{about}")
+            parts.append(f"{name} {text} {unit}")
     return ", ".join(parts)
 
 
