@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.contract.hostlist import expand
+from paceline.contract.launcher_variables import expand
 from paceline.launch.slurm_job import SlurmPlan, plan_slurm
 from paceline.spec.job import Program
 from paceline.spec.load import load_job

@@ -15,8 +15,8 @@ from paceline.contract.checkpoint import (
     _table_checksum,
     read_marker,
 )
-from paceline.contract.safetensors import LENGTH, Piece, make_header, read_header
 from paceline.errors import CheckpointError
+from paceline.runtime.checkpoint.safetensors import LENGTH, Piece, make_header, read_header
 from tests.adversary.test_foreign_records import VALUES, hostile, obstruct
 
 pytestmark = pytest.mark.timeout(60)

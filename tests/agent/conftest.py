@@ -21,8 +21,7 @@ from typing import Any
 import pytest
 
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import AttemptFolder, RunFolder
-from paceline.contract.verdict import read_verdict
+from paceline.contract.run_folder import AttemptFolder, RunFolder, read_verdict
 from paceline.launch.local_run import START_AGENT
 from tests.fake_torch import write_fake_torch
 

@@ -13,8 +13,7 @@ import pytest
 from paceline.agent import rank_failures, retry_policy
 from paceline.agent.rank_failures import Failure, RankExit, decide_verdict, first_failure
 from paceline.contract.heartbeat_file import READY
-from paceline.contract.run_folder import RunFolder
-from paceline.contract.verdict import read_verdict
+from paceline.contract.run_folder import RunFolder, read_verdict
 from paceline.errors import CheckpointError
 from paceline.watch.failure import describe_failure
 from tests.agent.conftest import Launch, is_alive, until

@@ -18,8 +18,7 @@ import pytest
 
 from paceline.agent.staging import NodeData
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import RunFolder
-from paceline.contract.verdict import FAILED, STOPPED, read_verdict
+from paceline.contract.run_folder import FAILED, STOPPED, RunFolder, read_verdict
 from paceline.errors import LaunchError
 from paceline.launch.local_run import START_AGENT
 from paceline.staging.cache import cached_item

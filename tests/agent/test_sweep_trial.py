@@ -15,7 +15,7 @@ import pytest
 
 from paceline.agent import sweep_points
 from paceline.agent.sweep_trial import arguments, close_trial, main, merge_params, open_trial
-from paceline.contract.jsonl import EventWriter
+from paceline.contract.foreign_records import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.sweep_folder import NoPoint, Point, Search, SweepFolder
 from paceline.errors import LaunchError, UsageError

@@ -17,8 +17,7 @@ from paceline.agent.retry_policy import MAX_EXCLUSIONS, MAX_STOPS_WITHOUT_PROGRE
 from paceline.agent.verdict_writer import RESERVED_BYTES, VerdictWriter, reserve, write_reserved
 from paceline.contract.heartbeat_file import READY, SAVED_AND_STOPPED
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import RunFolder, write_atomically
-from paceline.contract.verdict import read_verdict
+from paceline.contract.run_folder import RunFolder, read_verdict, write_atomically
 from paceline.errors import LaunchError
 from tests.small_disk import fill, mount_small_disk
 

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from paceline.contract.hostlist import expand
+from paceline.contract.launcher_variables import expand
 from paceline.errors import UsageError
 
 TABLE = [

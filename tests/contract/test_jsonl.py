@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract.jsonl import EventWriter, LineWriter
+from paceline.contract.foreign_records import EventWriter, LineWriter
 
 
 def test_an_unwritable_folder_loses_only_the_events(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract.verdict import STOPPED
+from paceline.contract.run_folder import STOPPED
 from paceline.tools.sandbox import packages
 from paceline.tools.sandbox.settings import Settings
 from tests.docs.commands import OWN_TESTS, SKIPPED_PAGES, as_typed, is_executed

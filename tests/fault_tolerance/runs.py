@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from paceline.contract.run_folder import RunFolder
-from paceline.contract.verdict import STOPPED, STOPPED_EXIT, read_verdict
+from paceline.contract.run_folder import STOPPED, STOPPED_EXIT, RunFolder, read_verdict
 
 SCRIPT = Path(__file__).with_name("train.py")
 STEPS = 60

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from paceline.contract.jsonl import LineWriter
+from paceline.contract.foreign_records import LineWriter
 from paceline.runtime.step_boundary import stragglers
 from paceline.runtime.step_boundary.stragglers import StragglerDetector, find_stragglers
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.launch.slurm_job import SlurmPlan, plan_slurm
-from paceline.slurm.arrays import Trials
+from paceline.slurm.sbatch import Trials
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
 from paceline.spec.option import Flag

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.diff import compare_code
+from paceline.cli.commands.show import compare_code
 
 Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from paceline.contract.run_folder import RunFolder
-from paceline.contract.verdict import read_verdict
+from paceline.contract.run_folder import RunFolder, read_verdict
 from paceline.watch.goodput import compute_goodput
 from tests.fault_tolerance.runs import SCRIPT, Training, assert_same, until
 from tests.slurm.harness import ENDED, Cluster

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract.verdict import read_verdict
+from paceline.contract.run_folder import read_verdict
 from tests.adversary.test_killed_agents import KILLS
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Paceline, diagnostics, project, run_of

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from paceline.contract import env
-from paceline.contract.run_folder import RunFolder
-from paceline.contract.verdict import read_verdict
+from paceline.contract.run_folder import RunFolder, read_verdict
 from paceline.launch.job_steps import INTERACTIVE
 from tests.fault_tolerance.runs import until
 from tests.slurm.harness import Cluster

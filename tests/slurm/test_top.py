@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract.verdict import STOPPED
+from paceline.contract.run_folder import STOPPED
 from paceline.ui.terminal import app as top
 from paceline.watch.run_status import newest_verdict
 from tests.slurm.harness import Cluster

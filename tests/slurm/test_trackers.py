@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract.verdict import STOPPED_EXIT
+from paceline.contract.run_folder import STOPPED_EXIT
 from tests.runtime.metrics.test_metrics import lines_of
 from tests.runtime.trackers.wandb_runs import service_environment, wandb_runs
 from tests.runtime.trackers.wandb_server import wandb_service

@@ -19,9 +19,8 @@ import torch
 
 from paceline.contract.files import own_folder_name
 from paceline.contract.foreign_records import read_objects
-from paceline.contract.hostlist import expand
-from paceline.contract.run_folder import RunFolder
-from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED
+from paceline.contract.launcher_variables import expand
+from paceline.contract.run_folder import DONE, DONE_UNSAVED, FAILED, RunFolder
 from paceline.slurm.job_states import WAITING
 from paceline.watch.records import Record
 from paceline.watch.run_status import LOST

@@ -15,8 +15,7 @@ from paceline.errors import SpecError
 from paceline.spec.job import Job, Program
 from paceline.spec.load import ClusterProfile, load_job
 from paceline.spec.option import NAME_OR_PATH, PATH, Flag, read_flags
-from paceline.spec.settings import options_of
-from paceline.spec.toml import parse_param, parse_value
+from paceline.spec.settings import options_of, parse_param, parse_value
 
 SCRIPT = Program("train.py")
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from paceline.contract import files
-from paceline.staging import collect as collection
+from paceline.staging import cleanup
 from paceline.staging.cleanup import (
+    CollectResult,
     Owner,
     active_jobs,
     find_leftovers,
@@ -21,7 +22,6 @@ from paceline.staging.cleanup import (
     remove_leftovers,
     this_process,
 )
-from paceline.staging.collect import CollectResult
 from paceline.staging.copy import remove_tree
 from tests.staging.trees import ODD, content
 
@@ -36,7 +36,7 @@ def write(path: Path, text: str, *, when: float = 1000.0) -> Path:
 def collect(
     data: Path, back: Path, *patterns: str, staged: tuple[str, ...] = (), keep_newer: bool = False
 ) -> CollectResult:
-    return collection.collect(data, back, patterns=patterns, staged=staged, keep_newer=keep_newer)
+    return cleanup.collect(data, back, patterns=patterns, staged=staged, keep_newer=keep_newer)
 
 
 def test_matching_files_are_collected_and_staged_data_is_not(tmp_path: Path) -> None:

@@ -32,15 +32,17 @@ from paceline.agent.workers.process_tree import raise_descriptor_limit
 from paceline.agent.workers.started_ranks import Launch
 from paceline.contract.environment_file import forget_secrets
 from paceline.contract.files import find_own_folder
-from paceline.contract.jsonl import EventWriter
+from paceline.contract.foreign_records import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import USED_BY_JOBS, AttemptFolder, RunFolder
-from paceline.contract.verdict import (
+from paceline.contract.run_folder import (
     DONE,
     FAILED,
     INTERRUPTED_EXIT,
     RESTART_EXIT,
     STOPPED,
+    USED_BY_JOBS,
+    AttemptFolder,
+    RunFolder,
     read_verdict,
 )
 from paceline.errors import LaunchError, PacelineError

@@ -32,11 +32,10 @@ from paceline.agent.stop import FILE, INTERRUPT, TERM, Requests, StopRequest
 from paceline.agent.workers import fork_safety, process_tree
 from paceline.agent.workers.output import OutputCapture
 from paceline.agent.workers.started_ranks import Exit, Launch, StartedRanks
+from paceline.contract.foreign_records import EventWriter
 from paceline.contract.frameworks import Preset
 from paceline.contract.heartbeat_file import RUNNING
-from paceline.contract.jsonl import EventWriter
-from paceline.contract.run_folder import JobStartFolder
-from paceline.contract.verdict import FAILED
+from paceline.contract.run_folder import FAILED, JobStartFolder
 
 TICK = 0.25  # seconds between checks of what cannot wake the loop
 # seconds; a scheduler's TERM reaches the ranks and the agent one after the other

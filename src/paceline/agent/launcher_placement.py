@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.contract import env
-from paceline.contract.hostlist import expand
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.launcher_variables import MPI, TABLE, RankVariables, in_slurm_step
+from paceline.contract.launcher_variables import MPI, TABLE, RankVariables, expand, in_slurm_step
 from paceline.errors import LaunchError, UsageError
 
 RANK_STYLES = ("srun",)  # the scheduler starts one agent per rank

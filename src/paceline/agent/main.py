@@ -20,8 +20,7 @@ from paceline.agent.workers.zygote.start import FORKING_STYLES
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.process import die_with_parent
-from paceline.contract.run_folder import RunFolder
-from paceline.contract.verdict import INTERRUPTED_EXIT
+from paceline.contract.run_folder import INTERRUPTED_EXIT, RunFolder
 from paceline.errors import LaunchError, PacelineError
 
 if TYPE_CHECKING:

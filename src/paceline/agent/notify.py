@@ -24,8 +24,15 @@ from paceline.contract import env
 from paceline.contract.foreign_records import read_fields, read_objects
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact_text
-from paceline.contract.run_folder import AttemptFolder, JobStartFolder, RunFolder
-from paceline.contract.verdict import DONE, FAILED, STOPPED, read_verdict
+from paceline.contract.run_folder import (
+    DONE,
+    FAILED,
+    STOPPED,
+    AttemptFolder,
+    JobStartFolder,
+    RunFolder,
+    read_verdict,
+)
 
 if TYPE_CHECKING:
     from paceline.agent.attempt import Outcome

@@ -17,9 +17,8 @@ from paceline.agent.workers.output import OutputCapture
 from paceline.agent.workers.started_ranks import Exit, Launch
 from paceline.contract import process
 from paceline.contract.heartbeat_file import RUNNING, SAVED_AND_STOPPED
-from paceline.contract.run_folder import AttemptFolder, write_atomically
+from paceline.contract.run_folder import DONE, FAILED, STOPPED, AttemptFolder, write_atomically
 from paceline.contract.stacks import LIBRARY, read_crash
-from paceline.contract.verdict import DONE, FAILED, STOPPED
 from paceline.errors import in_one_line
 
 INTERRUPTED = "interrupted"  # a cause beside those of the retry policy: the user asked twice

@@ -27,8 +27,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 
-from paceline.contract.run_folder import AttemptFolder, RunFolder, write_atomically
-from paceline.contract.verdict import FAILED, STOPPED
+from paceline.contract.run_folder import FAILED, STOPPED, AttemptFolder, RunFolder, write_atomically
 
 # Causes of a failed attempt.
 ERROR = "error"  # a rank exited with a code other than 0: the program's own fault

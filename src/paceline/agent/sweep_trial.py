@@ -25,7 +25,7 @@ from paceline.contract.environment_file import forget_secrets
 from paceline.contract.foreign_records import read_fields, read_objects
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact, redact_args, redact_values
-from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.contract.run_folder import STOPPED, RunFolder, write_atomically
 from paceline.contract.sweep_folder import (
     DONE,
     FAILED,
@@ -40,7 +40,6 @@ from paceline.contract.sweep_folder import (
     is_number,
     read_lines,
 )
-from paceline.contract.verdict import STOPPED
 from paceline.errors import LaunchError, PacelineError
 from paceline.staging.working_directory import WorkingDirectory
 

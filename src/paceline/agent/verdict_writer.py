@@ -20,8 +20,14 @@ from paceline.contract.checkpoint import checkpoint_step, is_complete, list_chec
 from paceline.contract.claims import find_successor
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import AttemptFolder, JobStartFolder, RunFolder, write_atomically
-from paceline.contract.verdict import FAILED, STOPPED
+from paceline.contract.run_folder import (
+    FAILED,
+    STOPPED,
+    AttemptFolder,
+    JobStartFolder,
+    RunFolder,
+    write_atomically,
+)
 from paceline.errors import LaunchError
 
 DAY = 86400.0  # seconds

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from paceline.cli import console
 from paceline.cli.command_table import ABOUT, COMMANDS, EXAMPLES, FORWARDERS, SERVERS
-from paceline.contract.verdict import INTERRUPTED_EXIT, USAGE_EXIT
+from paceline.contract.run_folder import INTERRUPTED_EXIT, USAGE_EXIT
 from paceline.errors import NoSlurm, PacelineError
 
 HELP = ("-h", "--help")

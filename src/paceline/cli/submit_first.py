@@ -17,8 +17,7 @@ from paceline.cli import console, on_cluster
 from paceline.cli.forwarding import Forwarded, find_project
 from paceline.contract import env
 from paceline.contract.foreign_records import make, parse_object, read_object
-from paceline.contract.run_folder import write_atomically
-from paceline.contract.verdict import INTERRUPTED_EXIT
+from paceline.contract.run_folder import INTERRUPTED_EXIT, write_atomically
 from paceline.errors import EnvironmentProblem, PacelineError, UsageError
 from paceline.spec.shell_text import quote
 from paceline.spec.user_files import state_folder

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.verdict import STOPPED_EXIT
+from paceline.contract.run_folder import STOPPED_EXIT
 
 PLAIN_SIGNAL = "SIGUSR1"
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paceline.contract.foreign_records import make, parse_object
-from paceline.contract.verdict import STOPPED_EXIT
+from paceline.contract.run_folder import STOPPED_EXIT
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
 """The variables by which torchrun, MPI and Slurm number the processes that they start: one table
-for all readers.
+for all readers; and Slurm's lists of hosts, which nodes without `scontrol` have to expand.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from paceline.contract import env
+from paceline.errors import UsageError
 
 # `srun` numbers its steps from 0. The batch script, an interactive shell and the external step have
 # reserved numbers or names: SLURM_PROCID=0 there does not mean rank 0 of SLURM_NTASKS.
@@ -124,3 +126,52 @@ TABLE = (
 )
 
 MPI = ("openmpi", "mvapich", "intelmpi", "mpich")  # what `mpirun` may be
+
+
+MAX_HOSTS = 65_536  # more than Slurm itself allows; a list may come from a file of somebody else
+_WORD = r"(?:[^,\[\]]|\[[^\[\]]+\])+"
+_LIST = re.compile(rf"(?:{_WORD})?(?:,(?:{_WORD})?)*")
+
+
+def expand(text: str, *, limit: int = MAX_HOSTS) -> list[str]:
+    """Return every host of a list, in its order: `a[1-2],b` gives a1, a2, b. Several brackets
+    multiply.
+
+    Raises UsageError if the list is malformed or has more than `limit` hosts, before it takes
+    memory for them.
+    """
+    shown = repr(text if len(text) <= 100 else f"{text[:100]}...")
+    if not _LIST.fullmatch(text):
+        raise _malformed(shown)
+    hosts: list[str] = []
+    for word in filter(str.strip, re.findall(_WORD, text)):
+        names = [""]
+        for piece in re.findall(r"\[[^\]]+\]|[^\[]+", word.strip()):
+            choices = _parse_ranges(piece[1:-1], shown) if piece.startswith("[") else [piece]
+            if len(hosts) + len(names) * len(choices) > limit:
+                raise _too_long(shown, limit)
+            names = [name + choice for name in names for choice in choices]
+        hosts += names
+    return hosts
+
+
+def _parse_ranges(ranges: str, shown: str) -> list[str]:
+    """`01-03,7` stands for 01, 02, 03, 7: the first number's width is the width of its range."""
+    found: list[str] = []
+    for part in ranges.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,18})(?:-([0-9]{1,18}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if match is None or not first <= last < first + MAX_HOSTS:
+            raise _malformed(shown)
+        if len(found) + last - first >= MAX_HOSTS:
+            raise _too_long(shown, MAX_HOSTS)
+        found += [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
+    return found
+
+
+def _malformed(shown: str) -> UsageError:
+    return UsageError(f"Invalid host list {shown}: use names and ranges such as gpu[01-04,7],big1.")
+
+
+def _too_long(shown: str, limit: int) -> UsageError:
+    return UsageError(f"The host list {shown} has more than {limit:,} hosts.")

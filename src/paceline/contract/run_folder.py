@@ -1,4 +1,4 @@
-"""The run folder: every file of a run, and what it holds."""
+"""The run folder: every file of a run, and what it holds; verdicts and exit codes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.files import replace_file
+from paceline.contract.foreign_records import read_bounded
 
 # in the folder of a submission while nobody knows whether Slurm has its job
 SUBMITTING = "submitting"
@@ -222,3 +223,29 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o644, sync: bool = F
     """Write a text as `replace_file` does: readers see all of it or none."""
     with replace_file(path, mode=mode, sync=sync) as file:
         file.write(text.encode("utf-8"))
+
+
+# EX_TEMPFAIL: a script without the runtime asks to be resumed; also of a run that stopped early
+STOPPED_EXIT = 75
+USAGE_EXIT = 2  # the command line or a configuration file is wrong
+INTERRUPTED_EXIT = 130  # Ctrl-C
+# Ctrl-C after a submission over SSH was answered: only watching the run has ended
+UNWATCHED_EXIT = 97
+UNSETTLED_EXIT = 98  # nobody knows whether an earlier submission has led to a job
+RESTART_EXIT = 76  # of a head agent: an agent was killed, so start all of them again
+
+DONE, STOPPED, FAILED = "done", "stopped", "failed"
+VERDICTS = (DONE, STOPPED, FAILED)
+# how people see a run that is done, but whose last state could not be saved
+DONE_UNSAVED = "done, not saved"
+
+
+def read_verdict(path: Path | str) -> str | None:
+    """Return the verdict in a file; None if there is none, because the run still runs or ended
+    without one.
+    """
+    try:
+        word = read_bounded(path, 100).decode().strip()
+    except (OSError, ValueError):
+        return None
+    return word if word in VERDICTS else None

@@ -24,7 +24,7 @@ from paceline.contract import env
 from paceline.contract.claims import local_job_start_name, record_processes
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.process import die_with_parent, is_open
-from paceline.contract.verdict import FAILED, RESTART_EXIT, read_verdict
+from paceline.contract.run_folder import FAILED, RESTART_EXIT, read_verdict
 from paceline.errors import LaunchError
 from paceline.launch.local_run import AgentCommand, LocalPlan
 

@@ -23,8 +23,7 @@ from paceline.contract.claims import (
     record_processes,
 )
 from paceline.contract.foreign_records import parse_object, read_bounded, read_object
-from paceline.contract.run_folder import SUBMITTING, TRIALS, RunFolder
-from paceline.contract.verdict import DONE, FAILED, read_verdict
+from paceline.contract.run_folder import DONE, FAILED, SUBMITTING, TRIALS, RunFolder, read_verdict
 from paceline.errors import ClusterError, EnvironmentProblem, SpecError, UsageError
 from paceline.spec.job import Job
 from paceline.spec.run_path import RunPath, is_fetched, is_run_id, list_folders, new_run_id

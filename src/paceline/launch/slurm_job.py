@@ -20,8 +20,14 @@ from paceline.contract.claims import find_holder
 from paceline.contract.foreign_records import read_objects
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact_text
-from paceline.contract.run_folder import SUBMITTING, RunFolder, write_atomically
-from paceline.contract.verdict import DONE, FAILED, read_verdict
+from paceline.contract.run_folder import (
+    DONE,
+    FAILED,
+    SUBMITTING,
+    RunFolder,
+    read_verdict,
+    write_atomically,
+)
 from paceline.errors import ClusterError, JobRejected, NoAnswer, NoSlurm, UsageError
 from paceline.launch.checks import check_job
 from paceline.launch.environment.activation import (
@@ -39,12 +45,11 @@ from paceline.launch.secrets import NO_SECRETS, Secrets, choose_secrets, plain_v
 from paceline.launch.submission import Submission, fill_folder
 from paceline.slurm import commands as slurm
 from paceline.slurm import sbatch, squeue_and_sacct
-from paceline.slurm.arrays import Trials, array_script
 from paceline.slurm.batch_script import EnvironmentSection, ScriptPlan, job_script, shell_library
 from paceline.slurm.job_states import ENDED, JobState
 from paceline.slurm.limits import explain_rejection
 from paceline.slurm.partitions import Partition, fair_cpus, find_partitions, select_partitions
-from paceline.slurm.sbatch import BatchJob, submission_environment
+from paceline.slurm.sbatch import BatchJob, Trials, array_script, submission_environment
 from paceline.slurm.sbatch_directives import count_tasks, directives, require_plain_path
 from paceline.spec.findings import PROBLEM, WARNING, Finding
 from paceline.spec.job import Job

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 from paceline.contract import process
-from paceline.contract.jsonl import EventWriter
+from paceline.contract.foreign_records import EventWriter
 from paceline.errors import UsageError
 from paceline.runtime import randomness
 from paceline.runtime.console import note

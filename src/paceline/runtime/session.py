@@ -13,10 +13,9 @@ from types import TracebackType
 import torch
 
 from paceline.contract import env, process
+from paceline.contract.foreign_records import EventWriter, LineWriter
 from paceline.contract.heartbeat_file import FINISHED, READY, SAVED_AND_STOPPED
-from paceline.contract.jsonl import EventWriter, LineWriter
-from paceline.contract.run_folder import RunFolder
-from paceline.contract.verdict import DONE, FAILED, STOPPED
+from paceline.contract.run_folder import DONE, FAILED, STOPPED, RunFolder
 from paceline.errors import UsageError
 from paceline.runtime.console import note
 from paceline.runtime.distributed import communication_check, rank_placement

@@ -13,8 +13,7 @@ from typing import Any
 
 from paceline.errors import UsageError
 from paceline.spec.load import find_file, profile_name, repository_root
-from paceline.spec.settings import Access, File, check, nearest
-from paceline.spec.toml import PROJECT_FILE, read_file
+from paceline.spec.settings import PROJECT_FILE, Access, File, check, nearest, read_file
 from paceline.spec.values import HOST
 
 _EXAMPLE = "login.example.org"

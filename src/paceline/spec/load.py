@@ -22,6 +22,8 @@ from paceline.errors import SpecError
 from paceline.spec.job import Job, Program, check_consistency
 from paceline.spec.option import BIND, FOLDER, PROGRAM, Flag, absolute_paths
 from paceline.spec.settings import (
+    FILE,
+    PROJECT_FILE,
     SITE_FILE,
     TABLE,
     File,
@@ -31,10 +33,11 @@ from paceline.spec.settings import (
     explain_flag,
     find_site,
     nearest,
+    parse_param,
     prepare,
+    read_file,
     show,
 )
-from paceline.spec.toml import FILE, PROJECT_FILE, parse_param, read_file
 from paceline.spec.user_files import is_trusted, owner_name
 
 log = logging.getLogger(__name__)

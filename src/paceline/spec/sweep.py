@@ -16,8 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from paceline.contract.redaction import redact_values
 from paceline.errors import SpecError
 from paceline.spec.option import Flag
-from paceline.spec.settings import Tables, check, explain_flag, nearest
-from paceline.spec.toml import read_file
+from paceline.spec.settings import Tables, check, explain_flag, nearest, read_file
 from paceline.spec.training_tables import SweepTable
 from paceline.spec.values import Count, Table
 

@@ -24,7 +24,7 @@ from functools import cached_property
 from pathlib import Path
 
 from paceline.contract.files import open_without_waiting
-from paceline.contract.verdict import INTERRUPTED_EXIT
+from paceline.contract.run_folder import INTERRUPTED_EXIT
 from paceline.errors import ConnectionProblem, EnvironmentProblem, UsageError
 from paceline.spec.clusters import Cluster
 

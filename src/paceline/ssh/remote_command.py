@@ -20,8 +20,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from paceline.contract import env
-from paceline.contract.run_folder import write_atomically
-from paceline.contract.verdict import INTERRUPTED_EXIT, UNSETTLED_EXIT, UNWATCHED_EXIT, USAGE_EXIT
+from paceline.contract.run_folder import (
+    INTERRUPTED_EXIT,
+    UNSETTLED_EXIT,
+    UNWATCHED_EXIT,
+    USAGE_EXIT,
+    write_atomically,
+)
 from paceline.errors import ConnectionProblem, EnvironmentProblem, PacelineError, UsageError
 from paceline.spec.shell_text import quote
 from paceline.spec.user_files import state_folder

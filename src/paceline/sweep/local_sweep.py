@@ -13,8 +13,8 @@ from typing import Any
 
 from paceline.agent.sweep_trial import close_trial, open_trial
 from paceline.contract.gpus import VISIBLE_DEVICES
+from paceline.contract.run_folder import FAILED, INTERRUPTED_EXIT, STOPPED, STOPPED_EXIT
 from paceline.contract.sweep_folder import DONE, NoPoint, Point
-from paceline.contract.verdict import FAILED, INTERRUPTED_EXIT, STOPPED, STOPPED_EXIT
 from paceline.errors import ClusterError, PacelineError, UsageError
 from paceline.launch.agents import ParallelRuns
 from paceline.launch.local_run import LocalPlan, Machine, detect_machine, interpreter, plan_local

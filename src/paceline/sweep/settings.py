@@ -24,8 +24,8 @@ from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.spec.job import Job, Program
 from paceline.spec.load import ClusterProfile, find_file, load_job, repository_root
 from paceline.spec.option import Flag
+from paceline.spec.settings import parse_value
 from paceline.spec.sweep import SweepFile, check_metric, in_order, load_sweep, with_flags
-from paceline.spec.toml import parse_value
 from paceline.spec.training_tables import SweepTable
 
 TPE_PARALLEL = 4  # with more at once, TPE learns less from each

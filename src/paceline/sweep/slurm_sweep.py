@@ -17,7 +17,7 @@ from paceline.contract.sweep_folder import SUBMITTED, Point
 from paceline.errors import ClusterError, JobRejected
 from paceline.launch.slurm_job import SlurmJob, write_files
 from paceline.slurm import commands as slurm
-from paceline.slurm.arrays import (
+from paceline.slurm.sbatch import (
     JOB_LIMIT_REACHED,
     Trials,
     array_size_limit,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.run_folder import RunFolder
-from paceline.contract.verdict import DONE
+from paceline.contract.run_folder import DONE, RunFolder
 from paceline.errors import UsageError
-from paceline.launch.actions import CANCEL, REQUEUE, STOP, cancel_run, requeue_run
+from paceline.launch.resume import CANCEL, REQUEUE, STOP, cancel_run, requeue_run
 from paceline.slurm import squeue_and_sacct
 from paceline.spec.user_files import is_own_folder
 from paceline.watch import origin

@@ -9,8 +9,15 @@ from typing import Any
 from paceline.contract.checkpoint import checkpoint_step, find_best, find_checkpoints
 from paceline.contract.foreign_records import read_fields, read_text
 from paceline.contract.heartbeat_file import ABSENT, FINISHED, READY, RUNNING, SAVED_AND_STOPPED
-from paceline.contract.run_folder import TRIALS, AttemptFolder, RunFolder
-from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED, read_verdict
+from paceline.contract.run_folder import (
+    DONE,
+    DONE_UNSAVED,
+    STOPPED,
+    TRIALS,
+    AttemptFolder,
+    RunFolder,
+    read_verdict,
+)
 from paceline.spec.shell_text import cluster, quote, to_type, type_again
 from paceline.watch import origin
 from paceline.watch.failure import failure_text, read_failure, resume_command

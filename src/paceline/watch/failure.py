@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from paceline.contract import hostlist
+from paceline.contract import launcher_variables
 from paceline.contract.checkpoint import checkpoint_step, find_checkpoints
 from paceline.contract.foreign_records import Fields, read_fields, read_text
 from paceline.contract.process import describe_exit
-from paceline.contract.run_folder import TRIALS, AttemptFolder, RunFolder
+from paceline.contract.run_folder import TRIALS, USAGE_EXIT, AttemptFolder, RunFolder
 from paceline.contract.sweep_folder import TrialFolder
-from paceline.contract.verdict import USAGE_EXIT
 from paceline.errors import UsageError
 from paceline.spec.shell_text import cluster, quote, to_type
 from paceline.watch.events import read_events
@@ -66,7 +65,7 @@ def _slurm_lost(run: RunFolder, host: str) -> bool:
         died = re.search(r"^slurmstepd\S*: error: .* DUE TO NODE FAILURE", end, re.MULTILINE)
         return bool(lost) and died is not None
     with suppress(UsageError):  # the log may be anybody's
-        return any(host in hostlist.expand(nodes, limit=MAX_LOST) for nodes in named)
+        return any(host in launcher_variables.expand(nodes, limit=MAX_LOST) for nodes in named)
     return False
 
 

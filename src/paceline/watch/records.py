@@ -13,8 +13,7 @@ from typing import Any
 
 from paceline.contract.claims import Holder, find_holder
 from paceline.contract.foreign_records import NUMBER, Fields, read_fields, read_text
-from paceline.contract.run_folder import RunFolder
-from paceline.contract.verdict import DONE, FAILED, STOPPED, read_verdict
+from paceline.contract.run_folder import DONE, FAILED, STOPPED, RunFolder, read_verdict
 from paceline.errors import ClusterError
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import ENDED, WAITING, JobState

@@ -12,8 +12,7 @@ from heapq import merge
 from operator import itemgetter
 from pathlib import Path
 
-from paceline.contract.run_folder import AttemptFolder, RunFolder
-from paceline.contract.verdict import DONE
+from paceline.contract.run_folder import DONE, AttemptFolder, RunFolder
 from paceline.watch.log_file import LineTimes, LogFile, Piece, strip_escapes
 from paceline.watch.records import Record, read_record
 from paceline.watch.run_status import newest_verdict

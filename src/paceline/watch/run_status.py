@@ -17,8 +17,15 @@ from paceline.contract import claims
 from paceline.contract.checkpoint import checkpoint_step, find_checkpoints
 from paceline.contract.claims import Holder, find_holder
 from paceline.contract.foreign_records import NUMBER, read_fields, read_text
-from paceline.contract.run_folder import SAVES_FIRST, RunFolder
-from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED, STOPPED, read_verdict
+from paceline.contract.run_folder import (
+    DONE,
+    DONE_UNSAVED,
+    FAILED,
+    SAVES_FIRST,
+    STOPPED,
+    RunFolder,
+    read_verdict,
+)
 from paceline.errors import in_one_line
 from paceline.slurm.commands import awaited_jobs
 from paceline.slurm.job_states import LIVE, UNKNOWN, WAITING, JobState

@@ -11,8 +11,7 @@ from pathlib import Path
 from paceline.contract.claims import find_holder
 from paceline.contract.env import POLL_INTERVAL
 from paceline.contract.foreign_records import read_text
-from paceline.contract.run_folder import TRIALS, RunFolder
-from paceline.contract.verdict import DONE, FAILED, read_verdict
+from paceline.contract.run_folder import DONE, FAILED, TRIALS, RunFolder, read_verdict
 from paceline.errors import ClusterError, NoSlurm, UsageError
 from paceline.slurm import squeue_and_sacct
 from paceline.slurm.answer_cache import Answer, AnswerCache

@@ -15,7 +15,7 @@ import pytest
 
 from paceline.agent.rendezvous import network
 from paceline.agent.rendezvous.client import split_address
-from paceline.contract.verdict import DONE, read_verdict
+from paceline.contract.run_folder import DONE, read_verdict
 from tests.agent.rendezvous.test_two_agents import CLEANUP, SCRIPT, Pair
 
 HEAD, MEMBER = "fd00:7::1", "fd00:7::2"

@@ -18,8 +18,14 @@ import pytest
 
 from paceline.contract.heartbeat_file import RUNNING, SLOT, slot_offset
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import RunFolder
-from paceline.contract.verdict import DONE, FAILED, RESTART_EXIT, STOPPED, read_verdict
+from paceline.contract.run_folder import (
+    DONE,
+    FAILED,
+    RESTART_EXIT,
+    STOPPED,
+    RunFolder,
+    read_verdict,
+)
 from paceline.launch.local_run import START_AGENT
 from tests.fake_torch import write_fake_torch
 

@@ -12,8 +12,7 @@ import pytest
 
 from paceline.agent import retry_policy
 from paceline.agent.stop import FILE, INTERRUPT, LOST, TERM, describe_cause
-from paceline.contract.run_folder import RunFolder
-from paceline.contract.verdict import read_verdict
+from paceline.contract.run_folder import RunFolder, read_verdict
 from tests.agent.conftest import Launch, Launched, until
 
 # A script without our runtime that saves on request, as many do.

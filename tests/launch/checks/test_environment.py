@@ -16,8 +16,7 @@ from paceline.contract.run_folder import USED_BY_JOBS
 from paceline.errors import SpecError
 from paceline.launch import checks as disk
 from paceline.launch import checks as job_checks
-from paceline.launch.check_program import check_program
-from paceline.launch.checks import check_disk, check_folder, file_system
+from paceline.launch.checks import check_disk, check_folder, check_program, file_system
 from paceline.launch.environment.store import check_built
 from paceline.slurm.partitions import Partition
 from paceline.spec.findings import GOOD, PROBLEM, WARNING

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.check_program import available_names, check_program, environment_lines
+from paceline.launch.checks import available_names, check_program, environment_lines
 from paceline.launch.environment.activation import probe
 from paceline.spec.findings import GOOD, PROBLEM, WARNING
 from tests.launch.environment.jobs import (

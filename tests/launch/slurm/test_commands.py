@@ -18,8 +18,8 @@ from paceline.errors import JobRejected, NoAnswer, NotConfigured
 from paceline.launch import run_folder as claims
 from paceline.launch.run_folder import open_run_folder
 from paceline.launch.slurm_job import SlurmPlan, submit_plan
-from paceline.slurm import arrays, limits, sbatch, squeue_and_sacct
 from paceline.slurm import commands as slurm
+from paceline.slurm import limits, sbatch, squeue_and_sacct
 from paceline.slurm.job_states import JobState
 from paceline.slurm.limits import check_limits
 from paceline.slurm.partitions import NodeKind, Partition, find_partitions
@@ -315,9 +315,9 @@ def test_of_several_arrays_the_new_one_is_adopted(
 ) -> None:
     slow("123")
     put_command(tmp_path, "sbatch", LATE)
-    assert arrays.submit_array(submission, array="0-1", listing="tasks-1") == "123"
+    assert sbatch.submit_array(submission, array="0-1", listing="tasks-1") == "123"
     with pytest.raises(NoAnswer):
-        arrays.submit_array(submission, array="2-3", listing="tasks-2", known=["123"])
+        sbatch.submit_array(submission, array="2-3", listing="tasks-2", known=["123"])
     assert sorted(path.name for path in submission.run_path.folder.path.glob("cancelled*")) == [
         "cancelled-tasks-2"
     ]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.cli.commands.export import plain_names
 from paceline.contract.checkpoint import (
     CHECKPOINT_MARKER,
     Marker,
@@ -21,7 +22,6 @@ from paceline.contract.checkpoint import (
     find_best,
     list_checkpoints,
 )
-from paceline.launch.weights import plain_names
 from paceline.runtime.checkpoint.manager import CheckpointManager
 from paceline.runtime.checkpoint.retention import RetentionPolicy
 from paceline.runtime.checkpoint.state_tree import TORCH_DTYPES

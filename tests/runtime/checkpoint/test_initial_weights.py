@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from paceline.contract.safetensors import LENGTH
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.checkpoint.manager import CheckpointManager
+from paceline.runtime.checkpoint.safetensors import LENGTH
 from tests.forked_ranks import Ranks
 from tests.runtime.checkpoint.test_sharded import build, full
 from tests.runtime.training.test_wrap import quiet

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from paceline.contract.verdict import DONE
+from paceline.contract.run_folder import DONE
 from paceline.runtime.trackers import thread
 from paceline.runtime.trackers.base import RunInfo
 from tests.forked_ranks import Ranks

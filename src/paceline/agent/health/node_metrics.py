@@ -18,8 +18,8 @@ from paceline.agent.health.cgroup import cpu_quota, memory_limit, out_of_memory_
 from paceline.agent.health.heartbeat import Heartbeat, Heartbeats
 from paceline.agent.launcher_placement import Placement
 from paceline.agent.workers import process_tree
+from paceline.contract.foreign_records import LineWriter
 from paceline.contract.gpus import VISIBLE_DEVICES
-from paceline.contract.jsonl import LineWriter
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 

@@ -17,8 +17,8 @@ import typer
 from paceline.cli import console, typer_options
 from paceline.contract.claims import find_holder
 from paceline.contract.environment_file import forget_secrets, read_secret_names
+from paceline.contract.run_folder import STOPPED
 from paceline.contract.sweep_folder import SweepFolder
-from paceline.contract.verdict import STOPPED
 from paceline.errors import ClusterError, UsageError
 from paceline.launch import agents
 from paceline.launch.launch_spec import staging_request

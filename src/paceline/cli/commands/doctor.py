@@ -12,10 +12,9 @@ import typer
 
 from paceline.cli import console, typer_options
 from paceline.contract.fitness import Measurement, judge
-from paceline.contract.hostlist import expand
-from paceline.contract.run_folder import RunFolder
+from paceline.contract.launcher_variables import expand
+from paceline.contract.run_folder import DONE, STOPPED, RunFolder
 from paceline.contract.stacks import NodeAnswer
-from paceline.contract.verdict import DONE, STOPPED
 from paceline.errors import PacelineError
 from paceline.launch import job_steps as probes
 from paceline.launch.checks import check_disk, inspect_machine, inspect_site, inspect_slurm

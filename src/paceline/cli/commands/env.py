@@ -23,8 +23,8 @@ from paceline.spec.job import Job, Program
 from paceline.spec.load import load_job, validate_flag
 from paceline.spec.option import PATH, Flag
 from paceline.spec.quantities import show_seconds
+from paceline.spec.settings import FILE
 from paceline.spec.shell_text import cluster, to_type
-from paceline.spec.toml import FILE
 from paceline.watch.scheduler import query_states
 
 app = typer.Typer(

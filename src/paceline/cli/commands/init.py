@@ -18,8 +18,8 @@ from paceline.slurm import commands as slurm
 from paceline.slurm.partitions import Partition, find_partitions
 from paceline.spec.load import profile_name
 from paceline.spec.quantities import slurm_time
+from paceline.spec.settings import FILE, read_file
 from paceline.spec.shell_text import cluster
-from paceline.spec.toml import FILE, read_file
 
 PROJECT = """\
 # Paceline's settings for this project. All keys are optional; flags override them.

@@ -14,7 +14,7 @@ import typer
 
 from paceline.cli import console, runs, typer_options
 from paceline.contract.foreign_records import read_tail
-from paceline.contract.verdict import FAILED
+from paceline.contract.run_folder import FAILED
 from paceline.errors import UsageError
 from paceline.slurm.job_states import WAITING
 from paceline.spec.shell_text import to_type

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console, typer_options
-from paceline.contract.verdict import (
+from paceline.contract.run_folder import (
     DONE,
     DONE_UNSAVED,
     FAILED,

@@ -12,7 +12,7 @@ import typer
 
 from paceline.cli import console, runs, typer_options
 from paceline.contract import env
-from paceline.contract.verdict import (
+from paceline.contract.run_folder import (
     DONE,
     DONE_UNSAVED,
     STOPPED,

@@ -179,7 +179,7 @@ def find_file(name: str) -> tuple[Path, SweepFolder | None]:
 
 def flags_of_sweep(sweep: SweepFolder, path: Path) -> list[Flag]:
     """Return what a sweep has and its file has not: flags that were typed when it was started."""
-    from paceline.spec.toml import read_file
+    from paceline.spec.settings import read_file
 
     search, points = sweep.read_search(), sweep.read_points()
     written = read_file(path).get("sweep", {}) if path.suffix == ".toml" else {}

@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, runs, typer_options
-from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_folder import DONE_UNSAVED, STOPPED, STOPPED_EXIT, RunFolder
 from paceline.contract.sweep_folder import DONE, PRUNED, SweepFolder
-from paceline.contract.verdict import DONE_UNSAVED, STOPPED, STOPPED_EXIT
 from paceline.spec.quantities import show_seconds
 from paceline.spec.shell_text import to_type
 from paceline.sweep.results import PENDING, RUNNING, read_sweep

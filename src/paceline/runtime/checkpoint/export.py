@@ -18,10 +18,10 @@ import torch
 
 from paceline.contract.checkpoint import read_marker
 from paceline.contract.files import open_output, show_size
-from paceline.contract.safetensors import Piece, make_header
 from paceline.errors import PacelineError
 from paceline.runtime.checkpoint import sharded
 from paceline.runtime.checkpoint.reader import CheckpointReader
+from paceline.runtime.checkpoint.safetensors import Piece, make_header
 from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from paceline.contract.checkpoint import find_weight_files, is_weights_file
-from paceline.contract.safetensors import read_header
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint import restore, sharded, state_tree
 from paceline.runtime.checkpoint.reader import (
@@ -24,6 +23,7 @@ from paceline.runtime.checkpoint.reader import (
     open_share,
     read_into,
 )
+from paceline.runtime.checkpoint.safetensors import read_header
 from paceline.runtime.checkpoint.state_tree import METADATA_KEY, TORCH_DTYPES
 
 # of the weights among other objects

@@ -28,8 +28,8 @@ from paceline.contract.checkpoint import (
     state_file,
 )
 from paceline.contract.files import open_without_waiting
-from paceline.contract.safetensors import Piece, read_header
 from paceline.errors import CheckpointError
+from paceline.runtime.checkpoint.safetensors import Piece, read_header
 from paceline.runtime.checkpoint.state_tree import TORCH_DTYPES
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from paceline.contract.safetensors import BLOCK, Piece, make_header
+from paceline.runtime.checkpoint.safetensors import BLOCK, Piece, make_header
 from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES, TORCH_DTYPES, StateTensors
 
 # PYFUNCTYPE keeps the interpreter lock: releasing it would let other threads take it thousands of

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from paceline.contract.checkpoint import SHARD_INDEX, SHARDED_FOLDER, FileChecksum, shard_file
-from paceline.contract.safetensors import Piece, make_header
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint.reader import open_share, read_into
+from paceline.runtime.checkpoint.safetensors import Piece, make_header
 from paceline.runtime.checkpoint.save_buffer import Image
 from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES, TORCH_DTYPES, dtensor_class
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from paceline.contract.safetensors import DTYPES
 from paceline.errors import CheckpointError
+from paceline.runtime.checkpoint.safetensors import DTYPES
 
 PLAIN = (type(None), bool, int, float, str)
 

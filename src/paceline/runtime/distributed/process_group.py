@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.contract import clean_exit
-from paceline.contract.hostlist import expand
+from paceline.contract.launcher_variables import expand
 from paceline.errors import EnvironmentProblem, RunError
 from paceline.runtime.console import format_ranks, note
 from paceline.runtime.distributed.identity import Identity

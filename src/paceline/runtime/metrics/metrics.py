@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from paceline.contract.jsonl import LineWriter
+from paceline.contract.foreign_records import LineWriter
 from paceline.contract.run_folder import ALONE
 from paceline.errors import UsageError
 from paceline.runtime.console import format_ranks, note

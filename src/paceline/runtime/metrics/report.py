@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract import env
-from paceline.contract.foreign_records import read_fields
-from paceline.contract.jsonl import LineWriter
+from paceline.contract.foreign_records import LineWriter, read_fields
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep_folder import DONE, SweepFolder, TrialFolder, is_number, read_lines
 from paceline.errors import UsageError

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.contract.jsonl import LineWriter
+from paceline.contract.foreign_records import LineWriter
 from paceline.contract.rank_records import (
     BATCHNORM,
     DRAWS,

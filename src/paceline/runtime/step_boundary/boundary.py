@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from paceline.contract.foreign_records import EventWriter
 from paceline.contract.heartbeat_file import RUNNING
-from paceline.contract.jsonl import EventWriter
 from paceline.runtime.checkpoint.manager import CheckpointManager, Restored
 from paceline.runtime.console import note
 from paceline.runtime.metrics.metrics import Metrics

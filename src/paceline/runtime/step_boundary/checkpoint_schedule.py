@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from paceline.contract.jsonl import EventWriter
+from paceline.contract.foreign_records import EventWriter
 from paceline.runtime import randomness
 from paceline.runtime.checkpoint.manager import CheckpointManager, Restored, Saved
 from paceline.runtime.checkpoint.retention import RetentionPolicy

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from paceline.contract.jsonl import LineWriter
+from paceline.contract.foreign_records import LineWriter
 from paceline.runtime.console import note
 
 MAX_RANKS = 1024  # in larger worlds the consensus has no slot per rank

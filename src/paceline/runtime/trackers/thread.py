@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.jsonl import LineWriter
-from paceline.contract.verdict import DONE, FAILED, STOPPED
+from paceline.contract.foreign_records import LineWriter
+from paceline.contract.run_folder import DONE, FAILED, STOPPED
 from paceline.runtime.console import note
 from paceline.runtime.trackers.base import RunInfo, Tracker, first_line
 

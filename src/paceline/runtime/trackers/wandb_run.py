@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract import wandb_server
-from paceline.contract.run_folder import RunFolder, write_atomically
-from paceline.contract.verdict import FAILED, STOPPED, STOPPED_EXIT
+from paceline.contract.run_folder import FAILED, STOPPED, STOPPED_EXIT, RunFolder, write_atomically
 from paceline.runtime.console import note
 from paceline.runtime.trackers.base import RunInfo, Tracking, first_line
 from paceline.runtime.trackers.wandb_points import RUN_ID, SWEEP_ID

@@ -20,7 +20,7 @@ from paceline.contract.rank_records import (
     Trained,
     read_records,
 )
-from paceline.contract.verdict import DONE, INTERRUPTED_EXIT
+from paceline.contract.run_folder import DONE, INTERRUPTED_EXIT
 from paceline.errors import LaunchError
 from paceline.launch.agents import ParallelRuns
 from paceline.launch.local_run import LocalRun

@@ -17,8 +17,7 @@ from paceline.contract import env
 from paceline.contract.checkpoint import checkpoint_step, find_checkpoints
 from paceline.contract.foreign_records import read_object
 from paceline.contract.rank_records import ProofSpec
-from paceline.contract.run_folder import RunFolder
-from paceline.contract.verdict import DONE, FAILED, STOPPED
+from paceline.contract.run_folder import DONE, FAILED, STOPPED, RunFolder
 from paceline.errors import RunError, UsageError
 from paceline.launch.agents import ParallelRuns
 from paceline.launch.local_run import LocalPlan, LocalRun

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from paceline import errors
-from paceline.contract.verdict import DONE, STOPPED
+from paceline.contract.run_folder import DONE, STOPPED
 from paceline.spec.findings import GOOD, PROBLEM, Finding
 from paceline.spec.shell_text import to_type
 from paceline.watch.diagnosis.evidence import Evidence

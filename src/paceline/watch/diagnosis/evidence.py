@@ -11,10 +11,10 @@ from typing import Any
 
 from paceline.contract.claims import find_holder
 from paceline.contract.foreign_records import NUMBER, Fields, keep_valid, read_objects, read_text
-from paceline.contract.hostlist import expand
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.launcher_variables import expand
+from paceline.contract.run_folder import DONE
 from paceline.contract.stacks import NodeAnswer, Stack, read_stack
-from paceline.contract.verdict import DONE
 from paceline.errors import UsageError
 from paceline.spec.findings import GOOD, Finding
 from paceline.watch.failure import read_failure
