@@ -20,8 +20,8 @@ from paceline.contract.environment_file import forget_secrets, secret_names
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import DONE, RunFolder
 from paceline.contract.sweep_folder import Search, SweepFolder
+from paceline.launch.actions import cancel_run
 from paceline.launch.environment.activation import environment_file
-from paceline.launch.resume import cancel_run
 from paceline.launch.secrets import Secrets
 from paceline.slurm.job_states import JobState
 from paceline.spec.job import Program

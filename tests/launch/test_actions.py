@@ -10,7 +10,7 @@ import pytest
 
 from paceline.contract.run_folder import SAVES_FIRST, RunFolder
 from paceline.errors import UsageError
-from paceline.launch import resume
+from paceline.launch import actions
 from paceline.slurm import commands as slurm
 
 
@@ -41,9 +41,9 @@ def test_a_running_job_saves_before_it_is_cancelled_and_a_queued_one_has_nothing
     tmp_path: Path, calls: list[list[str]]
 ) -> None:
     folder = make_run(tmp_path, job="7_3")
-    resume.cancel_run(folder, running=True, save=True)
+    actions.cancel_run(folder, running=True, save=True)
     assert SAVES_FIRST in folder.cancelled.read_text()
-    resume.cancel_run(folder, running=False, save=True)
+    actions.cancel_run(folder, running=False, save=True)
     assert SAVES_FIRST not in folder.cancelled.read_text()
     assert calls == [["scancel", "--batch", "--signal=USR1", "7_3"], ["scancel", "7_3"]]
 
@@ -52,7 +52,7 @@ def test_a_running_job_requeues_itself_and_is_not_marked_as_cancelled(
     tmp_path: Path, calls: list[list[str]]
 ) -> None:
     folder = make_run(tmp_path, job="7")
-    assert resume.requeue_run(folder, running=True, over=False) == "7"
+    assert actions.requeue_run(folder, running=True, over=False) == "7"
     assert calls == [["scancel", "--batch", "--signal=USR1", "7"]]
     assert not folder.cancelled.exists()
 
@@ -70,7 +70,7 @@ def test_what_cannot_be_requeued_is_refused(
 ) -> None:
     folder = make_run(tmp_path, job=job, requeue=requeue)
     with pytest.raises(UsageError, match=problem):
-        resume.requeue_run(folder, running=running, over=False)
+        actions.requeue_run(folder, running=running, over=False)
     assert not calls
 
 
@@ -80,8 +80,8 @@ def test_nothing_is_done_to_the_run_of_another_user(
     folder = make_run(tmp_path, job="7")
     monkeypatch.setattr("paceline.spec.user_files._owner", lambda _: os.geteuid() + 1)
     with pytest.raises(UsageError, match="not yours"):
-        resume.cancel_run(folder, running=True)
+        actions.cancel_run(folder, running=True)
     with pytest.raises(UsageError, match="not yours"):
-        resume.requeue_run(folder, running=True, over=False)
+        actions.requeue_run(folder, running=True, over=False)
     assert not calls
     assert not folder.cancelled.exists()

@@ -1,12 +1,10 @@
 """Runs that others go on from: one that is resumed, found by its name, with its settings and what
-was typed this time; one whose checkpoint a new run starts from; and what you can do to your own.
+was typed this time; and one whose checkpoint a new run starts from.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -20,25 +18,22 @@ from paceline.contract.checkpoint import (
     is_complete,
     is_weights_file,
 )
-from paceline.contract.claims import ELSEWHERE, find_holder
-from paceline.contract.environment_file import forget_secrets
+from paceline.contract.claims import find_holder
 from paceline.contract.foreign_records import read_bounded, read_object
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import REDACTED
-from paceline.contract.run_folder import DONE, RunFolder, read_verdict, write_atomically
+from paceline.contract.run_folder import DONE, RunFolder, read_verdict
 from paceline.errors import CheckpointError, EnvironmentProblem, UsageError
 from paceline.launch import run_folder as folders
 from paceline.launch.environment.store import STORE
 from paceline.launch.launch_spec import LOCAL, SLURM
 from paceline.launch.run_folder import find_own_run, require_not_running, resolve_scratch
-from paceline.slurm import commands as slurm
 from paceline.spec.job import Job, Program
 from paceline.spec.load import load_job, reload_job
 from paceline.spec.option import Flag
-from paceline.spec.run_path import requeues_itself
 from paceline.spec.settings import Tables
 from paceline.spec.shell_text import quote, to_type
-from paceline.spec.user_files import expand_home, require_own_folder
+from paceline.spec.user_files import expand_home
 
 # Settings of a local run that are not about this machine: a job keeps them.
 _PORTABLE = ("params", "runtime", "checkpoint", "tracking", "resume", "notify")
@@ -305,64 +300,3 @@ def _hint(path: Path) -> str:
         "run to finish, add"
         " --after RUN."
     )
-
-
-CANCEL, STOP, REQUEUE = "cancel", "stop", "requeue"  # as the views of runs name them
-
-
-def cancel_run(folder: RunFolder, *, running: bool, save: bool = False) -> None:
-    """Cancel a run for good: it is not requeued. A local run always saves first, a job only if it
-    is running.
-
-    Raises UsageError if the run is another user's, or runs on a host that this one cannot signal.
-    """
-    require_own_folder(folder.path, "Run")
-    job, holder = slurm.read_job_id(folder), find_holder(folder)
-    if job is not None and save and running:
-        slurm.request_stop(folder, job)
-    elif job is not None:
-        slurm.cancel(folder, job)
-        forget_secrets(folder.environment)  # a job that was still queued does not do so itself
-    elif holder is not None and holder.job is None and holder.whereabouts() == ELSEWHERE:
-        raise UsageError(
-            f"Run {folder.path.name} was started on {holder.host}, which this host cannot signal.",
-            hint="Run this command there.",
-        )
-    else:
-        write_atomically(folder.cancelled, f"{time.time():.0f}\n")
-        if holder is not None and (pids := holder.pids()):
-            os.kill(pids[0], signal.SIGTERM)  # the command that started it asks its agents to stop
-
-
-def requeue_run(folder: RunFolder, *, running: bool, over: bool) -> str:
-    """Put a run of Slurm back into the queue, and return its job.
-
-    A running job saves a checkpoint and requeues itself, as before its time limit. A run that is
-    over is submitted again, with the code and the settings that it had. Raises UsageError for all
-    others.
-    """
-    require_own_folder(folder.path, "Run")
-    run, job = folder.path.name, slurm.read_job_id(folder)
-    if job is None:
-        raise UsageError(
-            f"Run {run} is not a Slurm job.",
-            hint=f"Continue it with `paceline run --resume {run}`.",
-        )
-    if over:
-        from paceline.launch.slurm_job import SlurmJob
-
-        found, earlier, _ = find_earlier_run(
-            str(folder.path), None, typed=Typed(), here=load_job(Program("")), backend="slurm"
-        )
-        again = SlurmJob(found, earlier=earlier)
-        again.check()
-        return str(again.submit(["paceline", "submit", "--resume", run]).job_id)
-    if not running:
-        raise UsageError(f"Run {run} is already in the queue as job {job}.")
-    if not requeues_itself(folder):
-        raise UsageError(
-            f"Run {run} does not requeue itself (requeue = false in [resume]).",
-            hint=f"Let it save and stop, then use `{to_type(f'submit --resume {run}')}`.",
-        )
-    slurm.request_requeue(job)
-    return job

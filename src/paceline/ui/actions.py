@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.contract.run_folder import DONE, RunFolder
 from paceline.errors import UsageError
-from paceline.launch.resume import CANCEL, REQUEUE, STOP, cancel_run, requeue_run
+from paceline.launch.actions import CANCEL, REQUEUE, STOP, cancel_run, requeue_run
 from paceline.slurm import squeue_and_sacct
 from paceline.spec.user_files import is_own_folder
 from paceline.watch import origin

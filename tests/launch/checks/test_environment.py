@@ -170,7 +170,7 @@ def test_proxies_are_passed_by_name_in_one_file(tmp_path: Path) -> None:
     assert "export NO_PROXY=localhost\n" in plan.environment_file
     assert "OTHER_PROXY" not in plan.environment_file
     assert "hush" not in plan.script + plan.show() + plan.launch_spec.to_json()
-    assert " https_proxy " in plan.script, "mpirun carries it to the other nodes, by name"
+    assert "-x https_proxy}" in plan.script, "mpirun carries it to the other nodes, by name"
     assert "proxy" not in plan_of(job_in(tmp_path / "p"), environ).environment_file.lower()
 
 

@@ -18,7 +18,7 @@ import pytest
 from paceline import cli
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem, UsageError
-from paceline.launch import resume
+from paceline.launch import actions
 from paceline.ui.terminal import app as top
 from paceline.watch import overview
 from paceline.watch.overview import Overview
@@ -291,7 +291,7 @@ def test_the_run_of_another_user_is_only_looked_at(
 ) -> None:
     write_run(scratch, "20260101-120000-0000", job="7")
     monkeypatch.setattr("paceline.ui.actions.is_own_folder", lambda _: False)
-    monkeypatch.setattr(resume, "cancel_run", None)
+    monkeypatch.setattr(actions, "cancel_run", None)
 
     async def work(screen: Screen) -> None:
         await screen.until("20260101-120000-0000 · job 7")

@@ -8,7 +8,7 @@ import typer
 
 from paceline.cli import runs
 from paceline.contract.run_folder import DONE, STOPPED
-from paceline.launch.resume import cancel_run
+from paceline.launch.actions import cancel_run
 from paceline.slurm import squeue_and_sacct
 from paceline.watch.failure import describe_start, resume_command
 from paceline.watch.records import Record, read_record
