@@ -87,7 +87,6 @@ def test_fill_write_and_prune(work: WorkingDirectory, live: Path, tmp_path: Path
         == "../datasets/y.bin"
     )
     assert (path / "data/x.bin").read_text() == "data/x.bin"
-    assert work.written() == []
 
     # A script writes new files, appends to one of the snapshot, replaces a link, and writes into a linked folder.
     (path / "out/deep").mkdir(parents=True)
@@ -102,15 +101,6 @@ def test_fill_write_and_prune(work: WorkingDirectory, live: Path, tmp_path: Path
     (path / "config.yaml").unlink()
     compileall.compile_file(path / "train.py", quiet=1)
     (path / "../beside").mkdir()
-    expected = [
-        "../beside/",
-        "out/",
-        "package/new.txt",
-        "package/part.py",
-        "package/weights.bin",
-        "results/old.csv",
-    ]
-    assert work.written() == expected
     assert (live / "data/cache").exists()
     assert (tmp_path / "run/code/results/old.csv").read_text() == "snapshot of results/old.csv"
 
@@ -118,7 +108,6 @@ def test_fill_write_and_prune(work: WorkingDirectory, live: Path, tmp_path: Path
     assert (path / "results/old.csv").read_text() == "snapshot of results/old.csv, more"
     assert (path / "config.yaml").exists()
     work.prune()
-    assert work.written() == expected
     written = {
         "out/deep/model.pt",
         "package/new.txt",
@@ -127,6 +116,7 @@ def test_fill_write_and_prune(work: WorkingDirectory, live: Path, tmp_path: Path
         "results/old.csv",
     }
     assert names(path) == written
+    assert (path / "../beside").is_dir()
     assert not (tmp_path / "run/code/__pycache__").exists(), "runs share no byte code"
     assert names(live) == {"data/x.bin", "data/cache", "package/weights.bin"}
 
@@ -143,7 +133,6 @@ def test_nothing_goes_through_a_link(work: WorkingDirectory, live: Path, tmp_pat
     work.fill(work.path)
     assert not (live / "results/old.csv").exists()
     (live / "results/other.csv").rename(live / "results/old.csv")
-    assert work.written() == ["package", "results"]
     work.remove_links()
     work.prune()
     assert names(live) == before
@@ -153,7 +142,6 @@ def test_nothing_goes_through_a_link(work: WorkingDirectory, live: Path, tmp_pat
     work.fill(work.path)
     work.prune()
     assert names(live) == before
-    assert work.written() == []
 
 
 def test_runs_share_no_byte_code(work: WorkingDirectory, tmp_path: Path) -> None:
@@ -186,9 +174,7 @@ def test_links_in_folders_that_the_snapshot_lacks(
     path = Path(work.path)
     work.fill(work.path)
     assert (path / "out/old/x").is_symlink()
-    assert work.written() == []
     (path / "out/new").write_text("")
-    assert work.written() == ["out/new"]
     work.prune()
     assert names(path) == {"out/new"}
     assert not (path / "out/old").exists()
@@ -206,7 +192,6 @@ def test_a_start_after_a_script_or_a_kill_left_something_odd(work: WorkingDirect
     (path / "train.py").mkdir()
     work.fill(work.path)
     assert not (path / f"config.yaml{PARTIAL}").exists()
-    assert work.written() == ["package", "results", "train.py/"]
 
 
 def test_links_of_the_snapshot_point_to_copies(

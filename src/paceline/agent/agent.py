@@ -51,7 +51,6 @@ from paceline.staging.working_directory import WorkingDirectory
 if TYPE_CHECKING:  # most runs stage nothing
     from paceline.agent.staging import NodeData
 
-MAX_FILES = 100  # names of written files that the events keep
 FILES_PER_RANK = 7  # that an agent opens: a log, its times, both ends of two pipes, one to spare
 SPARE_FILES = 32
 # of an agent that does not know yet where it runs: alone, for all that anybody knows
@@ -483,14 +482,9 @@ class Agent:
             )
         keeps_code = outcome.verdict != DONE and not self.launch_spec.trial
         self.verdicts.try_write(work.remove_links if keeps_code else work.prune)
-        # Names may have any characters, also those that are not text.
-        names = [name if name.isprintable() else ascii(name)[1:-1] for name in work.written()]
-        if names:
-            self.events.write("files", names=names[:MAX_FILES])
-            self.say(
-                f"files written in {work.path}: "
-                f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
-            )
+        folder = os.path.dirname(work.path)
+        if not keeps_code and os.path.isdir(folder):
+            self.say(f"files that the script has written are in {folder}")
 
 
 def _remove_empty(paths: Iterable[Path]) -> None:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
+import json
 import os
 import platform
+import re
 import shutil
 import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from paceline.contract.env import ON_CLUSTER
 from paceline.contract.run_folder import USED_BY_JOBS
 from paceline.errors import ClusterError, NotConfigured, PacelineError
+from paceline.launch.environment.activation import (
+    FUNCTION,
+    NO_ENGINE,
+    ProbeResult,
+    image_path,
+    is_fetched,
+    probe,
+)
 from paceline.launch.environment.store import check_built
 from paceline.launch.launch_spec import data_settings, staging_request
 from paceline.launch.local_run import detect_machine
@@ -25,25 +37,8 @@ from paceline.spec.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.spec.job import Job
 from paceline.spec.run_path import RunPath
 from paceline.spec.settings import SITE_FILE, find_site
-from paceline.staging.request import check_sources
-
-if TYPE_CHECKING:
-    from paceline.launch.slurm_job import SlurmPlan
-import difflib
-import json
-import re
-from typing import TYPE_CHECKING, Any
-
-from paceline.contract.env import ON_CLUSTER
-from paceline.launch.environment.activation import (
-    FUNCTION,
-    NO_ENGINE,
-    ProbeResult,
-    image_path,
-    is_fetched,
-    probe,
-)
 from paceline.spec.shell_text import quote, to_type
+from paceline.staging.request import check_sources
 
 if TYPE_CHECKING:
     from paceline.launch.slurm_job import SlurmPlan

@@ -110,13 +110,6 @@ class WorkingDirectory:
         with suppress(OSError):
             os.rmdir(os.path.dirname(self.path))
 
-    def written(self) -> list[str]:
-        """Return the files and folders that the script has written here, relative to this
-        folder.
-        """
-        inside = self._written("", set(self._link_parents())) if self._is_inside("") else ()
-        return sorted([*inside, *self._written_beside()])
-
     def _entries(self, parent: str = "") -> Iterator[str]:
         """Yield the snapshot's folders and files, each folder before what is in it.
 
@@ -225,31 +218,6 @@ class WorkingDirectory:
             return is_old and filecmp.cmp(source, path, shallow=False)
         except OSError:
             return False
-
-    def _written(self, parent: str, link_parents: set[str]) -> Iterator[str]:
-        try:
-            entries = list(os.scandir(f"{self.path}/{parent}"))
-        except OSError:
-            return
-        for entry in entries:
-            name = f"{parent}{entry.name}"
-            if entry.name == BYTECODE or entry.name.endswith(PARTIAL) or self._is_link(name):
-                continue
-            is_folder = entry.is_dir(follow_symlinks=False)
-            if is_folder and (name in link_parents or os.path.isdir(f"{self.code}/{name}")):
-                yield from self._written(f"{name}/", link_parents)
-            elif not self._is_unchanged(name):
-                yield f"{name}/" if is_folder else name
-
-    def _written_beside(self) -> Iterator[str]:
-        """Yield what the script has written next to this folder, as "../x"."""
-        try:
-            names = os.listdir(os.path.dirname(self.path))
-        except OSError:
-            return
-        for name in names:
-            if name != os.path.basename(self.path) and not self._is_link(f"../{name}"):
-                yield f"../{name}/" if _is_folder(self._path(f"../{name}")) else f"../{name}"
 
 
 def _is_folder(path: str) -> bool:

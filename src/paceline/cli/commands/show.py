@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import os
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,12 +15,17 @@ from rich.text import Text
 
 from paceline.cli import console, runs, typer_options
 from paceline.contract.checkpoint import find_best, find_checkpoints
-from paceline.contract.files import write_output
+from paceline.contract.files import show_size, write_output
+from paceline.contract.foreign_records import read_fields
 from paceline.contract.run_folder import DONE, FAILED, RunFolder
-from paceline.errors import UsageError
+from paceline.errors import EnvironmentProblem, UsageError
+from paceline.launch.code_snapshot import find_code, list_copy
+from paceline.launch.submission import run_folders_inside
 from paceline.slurm.commands import known_jobs
 from paceline.spec.quantities import show_seconds
+from paceline.spec.run_path import run_path_of
 from paceline.spec.shell_text import command_line, type_again
+from paceline.spec.user_files import require_own_folder
 from paceline.ui.terminal import run_view
 from paceline.watch import origin
 from paceline.watch.details import RunDetails, read_details, write_openmetrics
@@ -28,18 +36,7 @@ from paceline.watch.records import Record, find_runs, read_record, read_records,
 
 if TYPE_CHECKING:
     from rich.console import Console
-import difflib
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
-from paceline.contract.files import show_size
-from paceline.contract.foreign_records import read_fields
-from paceline.errors import EnvironmentProblem
-from paceline.launch.code_snapshot import find_code, list_copy
-from paceline.launch.submission import run_folders_inside
-from paceline.spec.run_path import run_path_of
-from paceline.spec.user_files import require_own_folder
 
 INDENT = 11  # columns before the values
 COMMANDS = ("command", "script", "earlier", "repeat")  # lines that people copy to a shell
@@ -110,19 +107,6 @@ def _write_openmetrics(run: str, *, active: bool, output: Path | None) -> int:
         write_output(output, text)
     else:
         sys.stdout.write(text)
-    return 0
-
-
-def _show_differences(folder: RunFolder) -> int:
-    """Print how the project has changed since a run was started."""
-    from paceline.cli.commands.show import compare_run
-
-    found = compare_run(folder)
-    if found.note:
-        console.say_note(found.note)
-    text = found.text or f"{found.project} has not changed since {folder.key} was started"
-    for line in text.split("\n"):
-        print(console.paint(console.printable(line), DIFF_COLOURS.get(line[:1], ""), sys.stdout))
     return 0
 
 
@@ -215,8 +199,6 @@ def asked_facts(record: Record, details: RunDetails) -> list[Fact]:
     best = find_best(find_checkpoints(folder.path))
     # the working directory of a submitted run and, once it is over, what the script has written there
     work = folder.work / Path(str(code.get("folder", ""))).name
-    written = [event.get("names", []) for event in record.events if event["event"] == "files"]
-    names = f": {', '.join(map(str, written[-1]))}" if written else ""
     return [
         ("job", f"{record.job} (earlier: {before})" if before else record.job or ""),
         ("ranks", _ranks(record)),
@@ -227,7 +209,7 @@ def asked_facts(record: Record, details: RunDetails) -> list[Fact]:
         ("config", " ".join(f"{key}={json.dumps(value)}" for key, value in details.config.items())),
         ("code", f"{str(code.get('commit') or '')[:10]}{' + changes' * bool(code.get('changed'))}"),
         ("folder", details.place),
-        ("files", f"{work}{names}" if work.is_dir() else ""),
+        ("files", str(work) if work.is_dir() else ""),
         ("best", f"step {best[0]} ({best[1].metric} {best[1].value:.5g})" if best else ""),
     ]
 
@@ -268,18 +250,9 @@ def _ranks(record: Record) -> str:
 LARGE = 2**20  # bytes; the lines of larger files are not compared
 
 
-@dataclass(frozen=True)
-class RunDifference:
-    """How a project has changed since a run was started, as one unified diff."""
-
-    project: Path
-    text: str
-    note: str = ""  # what else the run uses
-
-
-def compare_run(folder: RunFolder) -> RunDifference:
-    """Compare the code of a run with its project as it is now. Raises an error if either is not
-    there.
+def _show_differences(folder: RunFolder) -> int:
+    """Print how the project has changed since a run was started. Raises an error if either's code
+    is not there.
 
     Of your own runs only: the record of another user's could name any folder of yours as its
     project.
@@ -309,13 +282,15 @@ def compare_run(folder: RunFolder) -> RunDifference:
         exclude=settings.get("exclude", ()),
         exclude_paths=[*run_folders_inside(project, run_path_of(folder)), *named],
     )
-    note = ""
     if record.get("backend") == "slurm" and settings.get("workdir") != "snapshot":
-        note = (
+        console.say_note(
             "this run imports its code from the copy, but reads other files from the project as it "
             "is now"
         )
-    return RunDifference(project, "\n".join(found), note)
+    text = "\n".join(found) or f"{project} has not changed since {folder.key} was started"
+    for line in text.split("\n"):
+        print(console.paint(console.printable(line), DIFF_COLOURS.get(line[:1], ""), sys.stdout))
+    return 0
 
 
 def compare_code(
