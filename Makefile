@@ -37,7 +37,7 @@ help:  ## list the targets
 
 demo: .make/venv  ## train on the bundled digits with two local ranks, and show the result
 	@$(BIN)/paceline run --nproc 2 --cpu --experiment demo examples/mnist/train.py --epochs $(EPOCHS)
-	@$(BIN)/paceline show --plots
+	@$(BIN)/paceline show
 	@$(BIN)/paceline report --light -o demo-report.html
 
 check: .make/dev  ## check style and types
