@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # most runs stage nothing
 
 FILES_PER_RANK = 7  # that an agent opens: a log, its times, both ends of two pipes, one to spare
 SPARE_FILES = 32
+MAX_FILES = 100  # names of written files that the events keep
 # of an agent that does not know yet where it runs: alone, for all that anybody knows
 NOWHERE = Placement(0, 1, 0, 1, [], first_rank=0, local_world_size=0, host="?")
 
@@ -482,9 +483,15 @@ class Agent:
             )
         keeps_code = outcome.verdict != DONE and not self.launch_spec.trial
         self.verdicts.try_write(work.remove_links if keeps_code else work.prune)
-        folder = os.path.dirname(work.path)
-        if not keeps_code and os.path.isdir(folder):
-            self.say(f"files that the script has written are in {folder}")
+        if keeps_code or not os.path.isdir(work.path):
+            return
+        with os.scandir(work.path) as entries:
+            left = sorted(f"{entry.name}{'/' * entry.is_dir()}" for entry in entries)
+        # Names may have any characters, also those that are not text.
+        names = [name if name.isprintable() else ascii(name)[1:-1] for name in left]
+        self.events.write("files", names=names[:MAX_FILES])
+        more = ", ..." if len(names) > 5 else ""
+        self.say(f"files written in {work.path}: {', '.join(names[:5])}{more}")
 
 
 def _remove_empty(paths: Iterable[Path]) -> None:

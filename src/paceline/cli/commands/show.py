@@ -199,6 +199,8 @@ def asked_facts(record: Record, details: RunDetails) -> list[Fact]:
     best = find_best(find_checkpoints(folder.path))
     # the working directory of a submitted run and, once it is over, what the script has written there
     work = folder.work / Path(str(code.get("folder", ""))).name
+    written = [event.get("names", []) for event in record.events if event["event"] == "files"]
+    names = f": {', '.join(map(str, written[-1]))}" if written else ""
     return [
         ("job", f"{record.job} (earlier: {before})" if before else record.job or ""),
         ("ranks", _ranks(record)),
@@ -209,7 +211,7 @@ def asked_facts(record: Record, details: RunDetails) -> list[Fact]:
         ("config", " ".join(f"{key}={json.dumps(value)}" for key, value in details.config.items())),
         ("code", f"{str(code.get('commit') or '')[:10]}{' + changes' * bool(code.get('changed'))}"),
         ("folder", details.place),
-        ("files", str(work) if work.is_dir() else ""),
+        ("files", f"{work}{names}" if work.is_dir() else ""),
         ("best", f"step {best[0]} ({best[1].metric} {best[1].value:.5g})" if best else ""),
     ]
 
