@@ -19,7 +19,7 @@ from paceline.spec.job import Job, Program
 from paceline.spec.option import OUTPUT, Flag
 from paceline.tools.prove.local_runner import LocalRunner, Script, choose_folder
 from paceline.tools.prove.proof import Proof, Prover, Request, write_numbers
-from paceline.tools.prove.records import Case, plan_cases
+from paceline.tools.prove.records import plan_cases
 
 KERNELS = "runtime.deterministic"  # on GPUs, equal runs differ without it
 
@@ -154,15 +154,9 @@ def _numbers(text: str) -> list[int]:
 
 def _prove(request: Request, script: Script, load: Any, folder: Path) -> int:
     """Carry out a proof and print it; return 1 if the runs differ."""
-    started: list[Case] = []
-
-    def say_begin(case: Case) -> None:
-        started.append(case)
-        console.say_note(f"run {len(started)}: {case.name}")
-
-    runner = LocalRunner(script, load=load, folder=folder, progress=say_begin)
+    runner = LocalRunner(script, load=load, folder=folder)
     try:
-        proof = Prover(request, runner, tell=console.say_note).prove()
+        proof = Prover(request, runner).prove()
         file = write_numbers(proof, folder)
     except KeyboardInterrupt:
         console.say_note(f"interrupted, so there is no result; the runs so far are in {folder}")

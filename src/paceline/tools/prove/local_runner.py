@@ -6,6 +6,7 @@ loads any checkpoint it finds does not continue from an earlier case.
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +29,7 @@ from paceline.spec.shell_text import quote
 from paceline.tools.prove.records import Case, CaseRecords, read_logged, read_ranks
 from paceline.watch.failure import describe_failure
 
-Progress = Callable[[Case], None]  # gets each case when it begins
+_log = logging.getLogger("paceline")
 
 
 @dataclass(frozen=True)
@@ -92,19 +93,16 @@ class LocalRunner:
     """Starts each case as `paceline run` would, with a recorder in every rank."""
 
     def __init__(
-        self,
-        script: Script,
-        *,
-        load: Callable[[Program, Sequence[Flag]], Job],
-        folder: Path,
-        progress: Progress,
+        self, script: Script, *, load: Callable[[Program, Sequence[Flag]], Job], folder: Path
     ) -> None:
-        self.script, self.folder, self.progress = script, folder, progress
+        self.script, self.folder = script, folder
         self._load = load
+        self._started = 0  # cases
         self._pool = ParallelRuns(1)
 
     def run(self, case: Case, against: Sequence[Case]) -> CaseRecords:
-        self.progress(case)
+        self._started += 1
+        _log.info(f"run {self._started}: {case.name}")
         own = self.folder / "cases" / case.slug
         own.mkdir(parents=True)
         spec = make_spec(case, against, own=own, weights=self.folder / "weights")
