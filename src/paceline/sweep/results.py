@@ -425,14 +425,14 @@ def _repeats(trials: list[Trial]) -> Row:
     )
 
 
-def value_text(row: Row, digits: int = 5) -> str:
+def value_text(row: Row) -> str:
     """Return a row's value; for repeats, the mean, the deviation and their number."""
     if row.value is None:
         return ""
     if len(row.trials) == 1:
-        return f"{row.value:.{digits}g}"
+        return f"{row.value:.5g}"
     spread = f" ± {row.deviation:.2g}" if row.deviation is not None else ""
-    return f"{row.value:.{digits}g}{spread} (n={row.count})"
+    return f"{row.value:.5g}{spread} (n={row.count})"
 
 
 def best_first(sweep: Sweep, listed: Iterable[Row]) -> list[Row]:

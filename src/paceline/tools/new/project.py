@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import keyword
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import EnvironmentProblem, UsageError
+from paceline.errors import UsageError
 
 FILES = Path(__file__).parent / "files"
 
@@ -185,16 +183,10 @@ def check_name(name: str) -> None:
             "letter or a digit. To create it elsewhere, `cd` there first. For an existing project, "
             "use `paceline init` and `paceline adopt train.py`.",
         )
-    if keyword.iskeyword(name):
-        raise UsageError(
-            f"{name!r} is a reserved word of Python.", hint=f"Use another, e.g. my-{name}."
-        )
 
 
 def create_project(name: str, template: Template, parent: Path) -> list[str]:
-    """Make the folder `name` in `parent`; return its files. If anything fails, nothing is left of
-    it.
-    """
+    """Make the folder `name` in `parent`; return its files."""
     check_name(name)
     folder = parent / name
     if os.path.lexists(folder):
@@ -202,34 +194,17 @@ def create_project(name: str, template: Template, parent: Path) -> list[str]:
             f"A file or folder named {name} already exists.",
             hint="Choose another name; nothing was changed.",
         )
-    partial = parent / f".{name[:40]}.{os.urandom(8).hex()}.partial"
-    try:
-        partial.mkdir()
-        written = _fill(partial, name, template)
-        os.rename(partial, folder)
-    except OSError as problem:
-        reason = problem.strerror or str(problem)
-        raise EnvironmentProblem(
-            f"Cannot create {folder}: {reason}.",
-            hint="Change to a folder that you may write to, with enough space.",
-        ) from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return written
-
-
-def _fill(folder: Path, name: str, template: Template) -> list[str]:
-    for path in template.files:
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes((template.folder / path).read_bytes())
     words = _words(name, template)
+    contents = {path: (template.folder / path).read_bytes() for path in template.files}
     for source, path in COMMON.items():
+        text = (FILES / "common" / source).read_text(encoding="utf-8")
+        filled = re.sub(r"@(\w+)@", lambda match: words[match[1]], text)
+        contents[path] = filled.encode()
+    for path, content in contents.items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        text = (FILES / "common" / source).read_text(encoding="utf-8")
-        target.write_text(re.sub(r"@(\w+)@", lambda match: words[match[1]], text), encoding="utf-8")
-    return sorted([*template.files, *COMMON.values()])
+        target.write_bytes(content)
+    return sorted(contents)
 
 
 def _words(name: str, template: Template) -> dict[str, str]:

@@ -43,9 +43,7 @@ def sparkline(values: Iterable[float], width: int) -> str:
     return "".join(BLOCKS[1 + round(share * (top - 1))] for share in shares)
 
 
-def line_plot(
-    points: Iterable[Point], *, width: int, height: int, x_name: str = "step"
-) -> list[str]:
+def line_plot(points: Iterable[Point], *, width: int, height: int) -> list[str]:
     """Return a curve with axes in `height` lines and two more; no line is wider than `width`.
 
     Values above 0 that span decades are drawn on a log scale, if there is room to say so. Empty without points, or if
@@ -60,7 +58,7 @@ def line_plot(
         plot = _plot(logs, width=width, height=height, x_name="log y", log=True)
         if plot and "log y" in plot[-1]:
             return plot
-    return _plot(known, width=width, height=height, x_name=x_name)
+    return _plot(known, width=width, height=height, x_name="step")
 
 
 def bar(share: float, width: int) -> str:
