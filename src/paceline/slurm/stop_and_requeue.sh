@@ -453,14 +453,16 @@ paceline_finish() { # what follows the id of the next job, then the script and i
 # -- a task of a sweep: job.sbatch defines `paceline_launch_trial`, and `paceline_run_half` (Paceline on this host) --
 
 paceline_start_task() { # SWEEP SUBMISSION LIST [--no-requeue] [--exclude=NODES]
+    local trials trial
     paceline_sweep=$1 paceline_submission=$2 paceline_list=$3
     [ -n "${SLURM_ARRAY_TASK_ID:-}" ] || paceline_fail "This is the batch script of an array. Submit it: sbatch" \
         "--array=TASKS $2/job.sbatch $3, where TASKS are among the first numbers of the lines of $2/$3."
     paceline_identify_job "${@:4}"
     [ ! -e "$2/cancelled-$3" ] || paceline_fail "This array was cancelled: its submission was not confirmed."
-    read -r -a paceline_runs < <(sed -n "s/^$SLURM_ARRAY_TASK_ID //p" "$2/$3") ||
+    read -r -a trials < <(sed -n "s/^$SLURM_ARRAY_TASK_ID //p" "$2/$3") ||
         paceline_fail "$2/$3 has no trials for task $SLURM_ARRAY_TASK_ID."
-    paceline_runs=("${paceline_runs[@]/#/$1/trials/}")
+    paceline_runs=()
+    for trial in "${trials[@]}"; do paceline_runs+=("$1/trials/$trial"); done # bash replaces `&` in ${x/#/PATH}
     paceline_begin_job_start "$2/job-starts"
 }
 

@@ -920,6 +920,17 @@ def test_a_task_runs_its_trials_and_closes_them(bench: Bench) -> None:
     assert bench.requeues() == []
 
 
+def test_the_folder_of_a_sweep_may_have_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / "R&D *"
+    folder.mkdir()
+    bench = Bench(folder)
+    bench.trials("0 1", 0, 1)
+    assert bench.carry_out("echo done >verdict", TASK, **TASK_3) == (0, "")
+    for trial in "01":
+        verdict = bench.run / "trials" / trial / "job-starts" / "5_3-0" / "verdict"
+        assert verdict.read_text() == "done\n"
+
+
 @pytest.mark.parametrize("slots", [1, 2])
 def test_trials_that_stop_have_no_result_and_requeue_their_task(bench: Bench, slots: int) -> None:
     bench.trials("0 1 2", 0, 1, 2)
