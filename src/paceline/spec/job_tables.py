@@ -387,7 +387,7 @@ class Environment(Table):
         Line | None,
         Option(
             "--constraints FILE",
-            "Version constraints (default: constraints.txt next to the requirements).",
+            "Version constraints, in a file for pip.",
             QUEUE | {"env"},
             path=PATH,
         ),
