@@ -189,6 +189,15 @@ def test_a_job_that_is_ended_from_outside_keeps_its_secrets_unless_cancelled(
     assert path.read_text() == (REDUCED if cancelled else ENVIRONMENT)
 
 
+def test_a_job_that_srun_ends_after_its_verdict_keeps_no_secrets(tmp_path: Path) -> None:
+    path = write_environment(tmp_path / "environment.sh")
+    agent = head_agent(RunFolder(tmp_path))
+    agent.verdicts.write_verdict("failed")
+    agent.requests.by_term = True  # another agent has failed
+    agent.cleanup.close()
+    assert path.read_text() == REDUCED
+
+
 def test_a_later_start_asks_for_the_secrets(bench: Bench) -> None:
     path = write_environment(bench.run / "environment.sh")
     source = 'source "$paceline_run/environment.sh" || paceline_fail "no"'

@@ -14,6 +14,7 @@ from paceline.agent.attempt import Outcome
 from paceline.agent.health.preflight import exclude_nodes
 from paceline.agent.rank_failures import Failure, RankExit
 from paceline.agent.retry_policy import MAX_EXCLUSIONS, MAX_STOPS_WITHOUT_PROGRESS
+from paceline.agent.stop import Requests
 from paceline.agent.verdict_writer import RESERVED_BYTES, VerdictWriter, reserve, write_reserved
 from paceline.contract.heartbeat_file import READY, SAVED_AND_STOPPED
 from paceline.contract.launch_spec import LaunchSpec
@@ -28,9 +29,8 @@ def head(
     run: RunFolder, environ: dict[str, str] | None = None, *, fixed_nodes: bool = False
 ) -> VerdictWriter:
     launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], fixed_nodes=fixed_nodes)
-    return VerdictWriter(
-        run, launch_spec, environ=IN_A_JOB if environ is None else environ, say=print
-    )
+    environ = IN_A_JOB if environ is None else environ
+    return VerdictWriter(run, launch_spec, environ=environ, requests=Requests(), say=print)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_run_that_the_user_keeps_out_of_the_queue_is_not_requeued(
     run = RunFolder(tmp_path)
     exclude_nodes(run.job_start("7-1"), unfit)
     launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], requeue=False)
-    verdicts = VerdictWriter(run, launch_spec, environ=IN_A_JOB, say=print)
+    verdicts = VerdictWriter(run, launch_spec, environ=IN_A_JOB, requests=Requests(), say=print)
     verdicts.begin(host="n1", newest_attempt=0)
     verdicts.write_verdict(verdict)
     assert read_verdict(verdicts.job_start.verdict) == verdict
@@ -146,7 +146,7 @@ def stop(run: RunFolder, number: int, rank_exit: RankExit, **settings: Any) -> s
     """Stop a job start, and return its verdict."""
     launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], **settings)
     environ = {"SLURM_JOB_ID": "7", "PACELINE_JOB_START": f"7-{number}"}
-    verdicts = VerdictWriter(run, launch_spec, environ=environ, say=print)
+    verdicts = VerdictWriter(run, launch_spec, environ=environ, requests=Requests(), say=print)
     attempt = run.attempt(number + 1)
     attempt.path.mkdir()
     outcome = Outcome("stopped", exits=[rank_exit], stop_requested=True)
@@ -166,7 +166,7 @@ def test_a_job_start_that_lost_its_claim_is_not_restarted(
     (run.claims / "1").symlink_to("7-0")
     launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], max_restarts=3)
     environ = {"SLURM_JOB_ID": "7", "PACELINE_JOB_START": "7-0"}
-    verdicts = VerdictWriter(run, launch_spec, environ=environ, say=print)
+    verdicts = VerdictWriter(run, launch_spec, environ=environ, requests=Requests(), say=print)
     for number, restarts in ((1, True), (2, False)):
         attempt = run.attempt(number)
         attempt.path.mkdir()
@@ -186,7 +186,7 @@ def test_claims_that_cannot_be_read_do_not_keep_a_run_from_its_restart(
     run.claims.mkdir()
     (run.claims / "1").symlink_to("7-1")
     launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], max_restarts=3)
-    verdicts = VerdictWriter(run, launch_spec, environ=IN_A_JOB, say=print)
+    verdicts = VerdictWriter(run, launch_spec, environ=IN_A_JOB, requests=Requests(), say=print)
     attempt = run.attempt(1)
     attempt.path.mkdir()
     list_folder = os.listdir
@@ -212,7 +212,7 @@ def save(run: RunFolder, step: int) -> None:
 def begin(run: RunFolder, environ: dict[str, str], max_restarts: int) -> None:
     """Start a head agent and its next attempt. Nobody ends them: the next head agent finds that this one was killed."""
     launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], max_restarts=max_restarts)
-    verdicts = VerdictWriter(run, launch_spec, environ=environ, say=print)
+    verdicts = VerdictWriter(run, launch_spec, environ=environ, requests=Requests(), say=print)
     newest = len(run.attempts())
     verdicts.announce()
     attempt = run.attempt(newest + 1)
@@ -250,7 +250,7 @@ def test_killed_ranks_and_killed_head_agents_share_the_restarts(tmp_path: Path) 
     begin(run, IN_A_JOB, 1)
     begin(run, IN_A_JOB, 1)
     launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], max_restarts=1)
-    verdicts = VerdictWriter(run, launch_spec, environ=IN_A_JOB, say=print)
+    verdicts = VerdictWriter(run, launch_spec, environ=IN_A_JOB, requests=Requests(), say=print)
     outcome = Outcome("failed", Failure("killed", "n1", message="killed by SIGKILL"))
     verdicts.record_attempt(outcome, run.attempt(2), saved_before=-1, may_restart=True)
     assert outcome.restart_delay is None

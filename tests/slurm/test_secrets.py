@@ -12,7 +12,7 @@ import pytest
 
 from tests.secret_leaks import in_files, in_text, plant_secrets, watch_command_lines
 from tests.slurm.harness import Cluster
-from tests.slurm.runs import Paceline, diagnostics, run_of
+from tests.slurm.runs import Paceline, diagnostics, project, run_of
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("without_torch")]
 TIMEOUT = 300
@@ -83,6 +83,27 @@ def test_only_ranks_get_secrets(
     if style == "mpirun":
         assert any("-x FROM_DOTENV" in line for line in job_lines)
     assert not [line for line in job_lines if in_text(line, planted.values)]
+
+
+def test_no_secrets_stay_though_srun_ends_the_head_agent(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
+    script = "import os, sys, time\nif os.environ['RANK'] == '0': sys.exit(1)\ntime.sleep(60)\n"
+    config = """\
+[environment]
+secrets = ["A_KEY"]
+[notify]
+command = "sleep 8" # the other agent fails meanwhile, so srun ends all
+on = ["failed"]
+"""
+    folder = project(tmp_path / "project", script, config=config)
+    args = ["--nodes", "2", "--nproc", "1", "--cpu", "--time", "10m", "--max-attempts", "1"]
+    done = slurm_paceline("submit", *args, "train.py", cwd=folder, A_KEY="hush-5d41402abc4b")
+    run = run_of(done)
+    cluster.wait(run.job.read_text().strip(), timeout=TIMEOUT)
+    assert run.environment.read_text().endswith("paceline_require_secrets A_KEY\n"), diagnostics(
+        run, done
+    )
 
 
 def test_dry_run_names_secrets(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:

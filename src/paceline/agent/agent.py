@@ -30,7 +30,6 @@ from paceline.agent.workers.group_selection import GroupSelection
 from paceline.agent.workers.output import OutputCapture
 from paceline.agent.workers.process_tree import raise_descriptor_limit
 from paceline.agent.workers.started_ranks import Launch
-from paceline.contract.environment_file import forget_secrets
 from paceline.contract.files import find_own_folder
 from paceline.contract.foreign_records import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
@@ -43,7 +42,6 @@ from paceline.contract.run_folder import (
     USED_BY_JOBS,
     AttemptFolder,
     RunFolder,
-    read_verdict,
 )
 from paceline.errors import LaunchError, PacelineError
 from paceline.staging.working_directory import WorkingDirectory
@@ -81,13 +79,14 @@ class Agent:
         self.placement = NOWHERE
         self.have_met = False
         self.output: OutputCapture | None = None  # of the newest attempt
-        self.verdicts = VerdictWriter(run, launch_spec, environ=environ, say=self.say)
+        self.verdicts = VerdictWriter(
+            run, launch_spec, environ=environ, requests=requests, say=self.say
+        )
         self.job_start = self.verdicts.job_start
         self.workers = GroupSelection(
             launch_spec, environ, zygote=zygote, interrupted=self._interrupted, say=self.say
         )
         self.cleanup.callback(self._tell_whether_a_node_is_lost)
-        self.cleanup.callback(self._forget_secrets)
         self.cleanup.callback(self.workers.close)
         self.work = WorkingDirectory.of(launch_spec)
         self.node_data: NodeData | None = None
@@ -233,15 +232,6 @@ class Agent:
     def _tell_whether_a_node_is_lost(self) -> None:
         if self.has_lost_node and self.placement.is_head:
             self.verdicts.try_write(self.job_start.node_lost.touch)
-
-    def _forget_secrets(self) -> None:
-        """Once no later start needs them. Slurm may requeue a job that is ended from outside."""
-        if not self.placement.is_head:
-            return
-        is_over = read_verdict(self.job_start.verdict) in (DONE, FAILED)
-        may_start_again = self.job_start.requeue.exists() or self.requests.by_term
-        if self.run.cancelled.exists() or (is_over and not may_start_again):
-            forget_secrets(self.run.environment)
 
     def _interrupted(self) -> bool:
         return self.requests.cancels_start

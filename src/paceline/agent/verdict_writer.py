@@ -14,10 +14,12 @@ from paceline.agent import rank_failures, retry_policy
 from paceline.agent.attempt import Outcome
 from paceline.agent.health import preflight
 from paceline.agent.rank_failures import Failure, RankExit
+from paceline.agent.stop import Requests
 from paceline.agent.workers import fork_safety
 from paceline.contract import env
 from paceline.contract.checkpoint import checkpoint_step, is_complete, list_checkpoints
 from paceline.contract.claims import find_successor
+from paceline.contract.environment_file import forget_secrets
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import (
@@ -44,9 +46,11 @@ class VerdictWriter:
         launch_spec: LaunchSpec,
         *,
         environ: Mapping[str, str],
+        requests: Requests,
         say: Callable[[str], None],
     ) -> None:
         self.run, self.launch_spec, self.say = run, launch_spec, say
+        self.requests = requests
         self.job_start_name = environ.get(env.JOB_START) or f"pid-{os.getpid()}"
         self.job_start: JobStartFolder = run.job_start(self.job_start_name)
         # Whether there is a queue to go back to, and other nodes in it. A run that was started by
@@ -240,6 +244,16 @@ class VerdictWriter:
         self.try_write(lambda: self._write_requeue(verdict))
         self.try_write(write)
         self.try_write(lambda: release(self.job_start.unsaved))
+        self._forget_secrets(verdict)
+
+    def _forget_secrets(self, verdict: str) -> None:
+        """Once no later start needs them. Slurm may requeue a job that is ended from outside.
+
+        A SIGTERM that comes later says nothing: srun sends one when the other agents have failed.
+        """
+        may_start_again = self.job_start.requeue.exists() or self.requests.by_term
+        if self.run.cancelled.exists() or (verdict != STOPPED and not may_start_again):
+            forget_secrets(self.run.environment)
 
     def try_write(self, action: Callable[[], object]) -> None:
         """Change something in the run folder. A full disk or a missing folder causes a warning."""
