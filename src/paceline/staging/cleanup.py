@@ -75,6 +75,9 @@ def make_private_folder(base: Path) -> Path:
 
 
 def make_run_folder(path: Path, owner: Owner) -> None:
+    """Make the folder of a job start on a node, anew if an agent that was killed has left it."""
+    if (killed := read_owner(path)) is not None:
+        Leftover(path, "its agent was killed", killed).remove()
     path.mkdir(mode=0o700, exist_ok=True)
     write_owner(path, owner)
     (path / "data").mkdir(mode=0o700, exist_ok=True)
