@@ -170,6 +170,7 @@ def test_a_cancelled_sweep_stays_cancelled_until_resubmitted(
         slurm_paceline("sweep", "--parallel", "2", "sweep.toml", cwd=folder, check=True)
     )
     until((sweep.trial(1).path / "began").exists, sweep)
+    until(sweep.trial(0).result.exists, sweep)  # the other task
     assert (
         "cancelled sweep"
         in slurm_paceline("sweep", "cancel", "sweep", cwd=folder, check=True).stdout
