@@ -223,13 +223,16 @@ paceline_share_container_entry() {
 # (SlurmdTimeout) and requeues the job. The pauses add up to six minutes.
 paceline_launch() {
     local number=0 starts=0 saved verdict
+    local -a start=("$@")
+    # mpirun starts its daemons with srun, and refuses root unless it is told otherwise
+    [ "$1" != mpirun ] || start=(env SLURM_EXPORT_ENV=ALL OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "$@")
     paceline_restore_shell
     [ -z "$paceline_terminated" ] || echo "paceline: job $paceline_job was ended before its agents started"
     paceline_share_container_entry
     while [ "$number" -lt 20 ] && [ -z "$paceline_terminated" ]; do
         number=$((number + 1)) starts=$((starts + 1))
         saved=$(paceline_list_checkpoints)
-        SLURM_EXPORT_ENV=ALL OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "$@" </dev/null &
+        "${start[@]}" </dev/null &
         if [ "$1" = mpirun ]; then paceline_children=($!); fi
         paceline_await_agents $!
         paceline_children=()
