@@ -182,6 +182,7 @@ def test_a_cancelled_sweep_stays_cancelled_until_resubmitted(
     queued = slurm_paceline("sweep", "--resubmit", "missing", "sweep", cwd=folder)
     assert "There are no missing trials in 'sweep'" in queued.stderr  # they are queued
     until(lambda: len(list(sweep.path.glob("trials/[23]/began"))) >= 1, sweep)
+    until(sweep.trial(1).result.exists, sweep)
     slurm_paceline("sweep", "cancel", "sweep", cwd=folder, check=True)
     wait(cluster, sweep)
     assert results(sweep)[1]["step"] == 2  # it continued in its second attempt
