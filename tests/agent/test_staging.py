@@ -268,6 +268,22 @@ def test_leftovers_of_a_killed_agent_are_collected_and_removed(
     assert leftovers(disk) == []
 
 
+def test_results_that_cannot_be_collected_stay_on_the_node_until_they_can(
+    launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    disk = tmp_path / "a"
+    in_the_way = "Path(os.environ['PACELINE_RUN'], 'collected').touch()\n"
+    run = launch("full", LIST_FILES + in_the_way, disks=[disk])
+    assert run.codes() == [0], run.console()
+    assert "cannot collect a result" in run.console()
+    assert leftovers(disk) == ["run-full-job_start-0"]
+    run.run.collected.unlink()
+    after = launch("after", "print('no data')", disks=[disk], data=None)
+    assert after.codes() == [0], after.console()
+    assert run.results() == {"out/result-0": "0"}
+    assert leftovers(disk) == []
+
+
 def test_a_local_run_stages_by_flag_and_rejects_missing_paths(
     paceline: Callable[..., Any], tmp_path: Path, scratch: Path
 ) -> None:

@@ -203,25 +203,34 @@ class NodeData:
 
     def stage_out(self) -> None:
         """Collect results after the last rank has ended, clean up, and wait for the other nodes."""
+        is_kept = False
         try:
             if self.is_copier and self.request.collect and self.folder.is_dir():
-                self._collect()
+                is_kept = not self._collect()
         finally:
             if self.stager is not None:
                 self.stager.close()
-            if self.is_copier and self.folder.is_dir() and not remove_tree(self.folder):
+            if is_kept:
+                self.agent.warn(
+                    f"{self.folder} on {self.owner.host} keeps the results: your next run there, "
+                    "or `paceline clean`, tries again"
+                )
+            elif self.is_copier and self.folder.is_dir() and not remove_tree(self.folder):
                 self.agent.warn(f"cannot remove all of {self.folder}")
             self._wait_for_cleanup()
 
-    def _collect(self) -> None:
+    def _collect(self) -> bool:
+        """Return whether all results are collected."""
         agent, owner = self.agent, self.owner
         result = cleanup.collect_results(self.folder, owner)
         files, size = len(result.sizes), sum(result.sizes)
         agent.events.write("collected", host=owner.host, files=files, size=size)
         for line in result.describe(owner.host, owner.destination):
             agent.say(line)
-        with suppress(OSError):
-            cleanup.write_owner(self.folder, replace(owner, collected=True))
+        if not result.problems:
+            with suppress(OSError):
+                cleanup.write_owner(self.folder, replace(owner, collected=True))
+        return not result.problems
 
     def _wait_for_cleanup(self) -> None:
         """Wait until all agents have collected and cleaned up: a scheduler may end all when one
