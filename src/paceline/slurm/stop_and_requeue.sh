@@ -104,10 +104,13 @@ paceline_trap_signals() {
 paceline_stop() {
     local run
     for run in "${paceline_runs[@]}"; do
-        [ ! -e "$run/result.json" ] || continue
+        ! paceline_has_result "$run" || continue
         { mkdir -p "$run/job-starts/$paceline_job_start" && : >"$run/job-starts/$paceline_job_start/stop"; } || :
     done
 }
+
+# Whether a folder is that of a trial with a result. In other run folders, such a file is the user's own.
+paceline_has_result() { [ -n "$paceline_sweep" ] && [ -e "$1/result.json" ]; }
 
 # mpirun's processes on this host belong to the batch step, which Slurm's own TERM does not reach.
 paceline_terminate() {
@@ -382,7 +385,7 @@ paceline_submit_next() { # the arguments of sbatch
 paceline_start_job() { # [--no-requeue] [--exclude=NODES]
     [ -n "${SLURM_JOB_ID:-}" ] || paceline_fail "This is a batch script for Slurm. Submit it: sbatch $0"
     paceline_identify_job "$@"
-    paceline_runs=("$paceline_run")
+    paceline_runs=("$paceline_run") paceline_sweep=''
     paceline_begin_job_start "$paceline_run/job-starts"
     paceline_make_job_start_folder
     ! paceline_was_done || paceline_withdraw 0 "paceline: job $paceline_job: already done"
@@ -447,7 +450,7 @@ paceline_finish() { # what follows the id of the next job, then the script and i
     [ ${#paceline_folders[@]} -gt 0 ] && [ ! -e "${paceline_sweep:-$paceline_run}/cancelled" ] || exit "$code"
     paceline_return_to_queue "${@:2}"
     for paceline_run in "${paceline_runs[@]}"; do
-        [ -z "$paceline_next" ] || [ -e "$paceline_run/result.json" ] ||
+        [ -z "$paceline_next" ] || paceline_has_result "$paceline_run" ||
             echo "$paceline_next$suffix" >"$paceline_run/job" || :
     done
     exit "$code"

@@ -376,6 +376,16 @@ def test_usr1_becomes_the_file_stop(bench: Bench) -> None:
     assert bench.requeues() == ["requeue 7"]
 
 
+def test_a_file_of_the_user_does_not_keep_a_run_from_stopping(bench: Bench) -> None:
+    bench.forbid_requeue()  # another job continues
+    (bench.run / "result.json").touch()  # as the result of a trial is called
+    process = bench.start(WAITS)
+    bench.until(bench.run / "job-starts" / "7-0" / "started")
+    process.send_signal(signal.SIGUSR1)
+    assert bench.finish(process)[0] == 75
+    assert (bench.run / "job").read_text() == "78\n"
+
+
 def test_after_term_nothing_is_requeued(bench: Bench) -> None:
     process = bench.start("until [ -e over ]; do /bin/sleep 0.02; done; " + STOPPED)
     start = bench.run / "job-starts" / "7-0"
