@@ -118,6 +118,7 @@ def with_names(commands: list[str], run_id: str, stopped: str) -> list[tuple[str
 
 @pytest.mark.slurm
 @pytest.mark.timeout(600)
+@pytest.mark.slow  # test_readme.py types commands of each kind
 def test_the_commands_of_the_guides_work(home: Path) -> None:
     if missing := packages.missing_packages(Settings()):
         pytest.skip(f"the guides need Slurm: {' '.join(missing)}")

@@ -44,6 +44,7 @@ def environment(home: Path) -> dict[str, str]:
 
 @pytest.mark.slurm
 @pytest.mark.timeout(600)
+@pytest.mark.slow  # test_readme.py types commands of each kind
 def test_every_line_of_the_tutorial_works_and_prints_what_it_shows(folder: Path) -> None:
     if missing := packages.missing_packages(Settings()):
         pytest.skip(f"the tutorial needs Slurm: {' '.join(missing)}")

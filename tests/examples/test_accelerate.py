@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -14,6 +15,7 @@ ARGS = ["--samples", "960", "--epochs", "6"]  # 15 steps each
 ON_CPU = {"ACCELERATE_USE_CPU": "true"}  # as Paceline sets it
 
 
+@pytest.mark.slow  # test_bare.py resumes a loop without the runtime
 def test_it_saves_and_resumes_exactly(ranks: Ranks, tmp_path: Path) -> None:
     whole, parts = ([*ARGS, "--folder", str(tmp_path / name)] for name in ("whole", "parts"))
     stopped = ranks(run_framework, 2, "accelerate", "train", [parts], 40, env=ON_CPU, timeout=300)

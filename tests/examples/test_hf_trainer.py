@@ -21,6 +21,7 @@ ARGS = ["--cpu", "--steps", "100"]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hf_trainer"
 
 
+@pytest.mark.slow  # test_lightning.py stops another trainer
 def test_it_saves_just_in_time_and_resumes_exactly(ranks: Ranks, tmp_path: Path) -> None:
     whole, parts = ([*ARGS, "--folder", str(tmp_path / name)] for name in ("whole", "parts"))
     (tmp_path / "parts" / "checkpoint-70").mkdir(parents=True)  # incomplete

@@ -116,6 +116,7 @@ def test_later_runs_are_served_by_one_process_and_see_edits(
 
 
 @light
+@pytest.mark.slow  # warm and cold runs train the same weights below
 def test_a_warm_rank_has_inherited_what_a_cold_one_has(tmp_path: Path, scratch: Path) -> None:
     """From its own command, and nothing of the run before."""
     elsewhere = tmp_path / "elsewhere"

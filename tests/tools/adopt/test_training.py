@@ -170,6 +170,7 @@ def test_ranks_write_each_file_once(trained: Path) -> None:
     assert "Train Epoch" not in (folder / "rank-1.log").read_text()
 
 
+@pytest.mark.slow  # test_two_ranks_train_as_one compares weights
 def test_paceline_run_logs_the_same_loss(tmp_path: Path, paceline: Paceline, scratch: Path) -> None:
     """The whole way: adopt, run on one rank; and on two, end in the middle, and resume."""
     (tmp_path / "train.py").write_bytes((CORPUS / "argparse_main.py").read_bytes())
