@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -19,6 +20,7 @@ from paceline.contract.claims import describe_processes
 from paceline.contract.process import process_start
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError, TakenOver
+from paceline.runtime.checkpoint import folder_owner
 from paceline.runtime.checkpoint.folder_owner import FILE, FolderOwner, check_claim
 from paceline.runtime.checkpoint.manager import CheckpointManager
 from tests.forked_ranks import Ranks
@@ -97,6 +99,7 @@ def run(tmp_path: Path) -> Iterator[RunFolder]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("PACELINE_RUN", str(run.path))
         environment.setenv("PACELINE_JOB_START", "7-0")
+        environment.setenv("PACELINE_ATTEMPT", "2")
         yield run
 
 
@@ -117,6 +120,41 @@ def test_a_job_start_that_lost_its_claim_commits_nothing(run: RunFolder) -> None
     # Nor does a new attempt of the old start get the folder.
     with pytest.raises(TakenOver, match="job start 7-1 has taken over"):
         CheckpointManager(run.checkpoints, attempt=2).restore()
+
+
+def test_two_processes_of_one_attempt_never_share_its_folder(
+    run: RunFolder, other: subprocess.Popen[bytes]
+) -> None:
+    """A program may start several scripts. A rank of an earlier attempt is about to end."""
+    run.checkpoints.mkdir()
+    this_run = {"PACELINE_RUN": str(run.path), "PACELINE_JOB_START": "7-0"}
+    hold(run.checkpoints, other.pid, **this_run, PACELINE_ATTEMPT="2")
+    with pytest.raises(CheckpointError, match="Another run is using"):
+        take(run.checkpoints)
+    hold(run.checkpoints, other.pid, **this_run, PACELINE_ATTEMPT="1")
+    take(run.checkpoints)
+    hold(run.checkpoints, other.pid, **{**this_run, "PACELINE_RUN": "/another"})
+    with pytest.raises(CheckpointError, match="Another run is using"):
+        take(run.checkpoints)
+
+
+def test_a_folder_that_was_full_for_a_moment_is_not_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file still names the process that was killed before."""
+
+    def write(*args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    hold(tmp_path, 1, host="elsewhere", namespace="another")
+    checkpoints = CheckpointManager(tmp_path)
+    checkpoints.register(model=nn.Linear(1, 1))
+    with monkeypatch.context() as full:
+        full.setattr(folder_owner, "write_atomically", write)
+        checkpoints.restore()
+    checkpoints.save(1, wait=True)
+    checkpoints.close()
+    assert list_checkpoints(tmp_path) == [tmp_path / "step-00000001"]
 
 
 @contextlib.contextmanager
