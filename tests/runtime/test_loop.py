@@ -29,6 +29,7 @@ from tqdm import tqdm
 import paceline
 from paceline.agent.workers.bootstrap import report_error
 from paceline.errors import CheckpointError, UsageError
+from paceline.runtime.resumable_iterable import PlainLoader
 from tests.forked_ranks import Ranks
 from tests.runtime.data.datasets import Noisy, Numbers, Positioned
 
@@ -113,6 +114,25 @@ LOADERS: dict[str, Callable[[Any], Any]] = {
     ),
     "dataset with a generator": lambda run: DataLoader(OwnNoise(), batch_size=2),
 }
+
+
+def test_a_checkpoint_with_another_checksum_of_the_batches_resumes() -> None:
+    """Older versions saved one under another name, which nothing can be compared with."""
+    batches = [torch.tensor([float(number)]) for number in range(4)]
+
+    def attach() -> PlainLoader:
+        plain = PlainLoader(device=torch.device("cpu"), rank=0, world_size=1)
+        plain.attach(batches, 0, epoch=0, accumulate=1, exact=True, saves_itself=False)
+        return plain
+
+    plain = attach()
+    list(islice(plain.micro_batches(0), 2))
+    state = plain.state_dict()
+    state["first"] = 1234
+    del state["checksum"]
+    resumed = attach()
+    resumed.load_state_dict(state)
+    assert [micro.data.item() for micro in resumed.micro_batches(0)] == [2.0, 3.0]
 
 
 class OwnNoise(Numbers):

@@ -67,7 +67,8 @@ class PlainLoader:
         # loops whose DataLoader had begun before the resume, and kept its workers
         self._kept: set[str] = set()
         self._reuses_workers = False  # whether this iteration found them there
-        self._first = 0  # checksum of the first batch
+        # checksum of the first batch; None if an older version has saved another one
+        self._first: int | None = None
         # of the first batch in this process that has tensors; with several ranks
         self.digest: int | None = None
         self._resumed: Mapping[str, Any] | None = None
@@ -212,7 +213,7 @@ class PlainLoader:
         """Iterate as before, and skip what was taken."""
         self.step = state["step"] if self._is_in(state, self.epoch) else 0
         self._taken, self._loops = state["batches"], state["loops"]
-        self._began, self._own, self._first = state["began"], state["own"], state["first"]
+        self._began, self._own, self._first = state["began"], state["own"], state.get("checksum")
         same_ranks = state["world_size"] == self._world_size
         if self._rank == 0 and self._taken:
             note(f"skipping {self._taken} batches that the run has already trained on")
@@ -237,7 +238,7 @@ class PlainLoader:
         skipped = 0
         for number, batch in enumerate(islice(iterator, self._taken), 1):
             skipped = number
-            if number == 1 and same_ranks and _checksum(batch) != self._first:
+            if number == 1 and same_ranks and self._first not in (None, _checksum(batch)):
                 self._complain("yields different batches than before")
         if skipped < self._taken and same_ranks:
             self._complain(f"ends after {skipped} batches, but {self._taken} were trained on")
@@ -300,7 +301,7 @@ class PlainLoader:
                 | {str(key) for key, each in self._iterables.items() if _keeps_workers(each)}
             ),
             "reuses_workers": self._reuses_workers,
-            "first": self._first,
+            "checksum": self._first,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
