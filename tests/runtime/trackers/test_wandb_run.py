@@ -16,6 +16,8 @@ from torch.utils.data import TensorDataset
 from paceline.contract import env, wandb_server
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
+from paceline.runtime.trackers.base import RunInfo
+from paceline.runtime.trackers.wandb_run import choose_id
 from tests.forked_ranks import Ranks
 from tests.runtime.metrics.test_metrics import lines_of
 from tests.runtime.models import data, net
@@ -333,3 +335,9 @@ def test_training_does_not_depend_on_the_service(
     (line,) = our_lines(output)
     assert line.startswith(said)
     assert [row["number"] for row in lines_of(folder)] == list(range(60))
+
+
+def test_a_folder_that_cannot_keep_the_id_does_not_end_the_training(tmp_path: Path) -> None:
+    (tmp_path / "trackers").write_text("no folder can be made here")
+    info = RunInfo(folder=tmp_path)
+    assert choose_id(info, {}) != choose_id(info, {})

@@ -132,10 +132,13 @@ def choose_id(run: RunInfo, environ: Mapping[str, str]) -> str:
     if known or run.trackers_folder is None:
         return known or secrets.token_hex(4)
     path = run.trackers_folder / "wandb-id"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, secrets.token_hex(4))
-    return path.read_text(encoding="utf-8")
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, secrets.token_hex(4))
+        return path.read_text(encoding="utf-8")
+    except OSError:  # a full disk, or a folder of somebody else: it must not end the training
+        return secrets.token_hex(4)
 
 
 def rank_name(name: str, rank: int) -> str:
