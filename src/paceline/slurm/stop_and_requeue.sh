@@ -479,6 +479,7 @@ paceline_run_trials() { # SLOTS
     paceline_restore_shell
     for ((paceline_slot = 0; paceline_slot < $1; paceline_slot++)); do
         (
+            paceline_trap_signals # a new shell has none
             for ((paceline_index = paceline_slot; paceline_index < ${#paceline_runs[@]}; paceline_index += $1)); do
                 paceline_run_trial "${paceline_runs[paceline_index]}"
             done

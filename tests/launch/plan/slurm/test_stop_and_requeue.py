@@ -1147,6 +1147,18 @@ def test_a_trial_that_ends_with_its_job_has_a_result_unless_slurm_may_requeue_th
     assert bench.requeues() == []
 
 
+def test_a_task_that_is_ended_while_a_trial_is_opened_still_closes_it(bench: Bench) -> None:
+    bench.trials("0", 0)
+    opens = '{{ echo "$*" >>"$CALLS/run_half"; [ "$2" = close ] || /bin/sleep 1; }}'
+    task = TASK.replace('{{ echo "$*" >>"$CALLS/run_half"; }}', opens)
+    process = bench.start(WAITS, task, options="--no-requeue", **TASK_3)
+    bench.until(bench.calls / "run_half")
+    process.send_signal(signal.SIGTERM)
+    bench.finish(process)
+    assert [call.split()[1] for call in bench.calls_of("run_half")] == ["open", "close"]
+    assert bench.calls_of("srun") == []
+
+
 def test_a_trial_that_cannot_be_opened_has_failed(bench: Bench) -> None:
     bench.trials("0", 0)
     text = TASK.replace('>>"$CALLS/run_half"; ', '>>"$CALLS/run_half"; [ "$2" != open ]; ')
