@@ -51,23 +51,18 @@ TOTALS = {
 }
 # What is still above its budget, as it is now. Lower these numbers as the code shrinks.
 TODAY = {
-    "agent": 6_559,
-    "cli": 3_006,
-    "contract": 1_577,
-    "launch": 3_006,
-    "runtime": 11_653,
-    "spec": 1_228,
-    "staging": 1_025,
-    "sweep": 1_092,
-    "ui": 1_902,
-    "watch": 2_700,
-    "statements": 39_270,
-    "statements of the launch half": 21_058,
-    "syntax nodes": 478_753,
-    "modules": 455,
-    "packages": 46,
-    "modules in the longest chain of imports": 16,
-    "lines of shell": 728,
+    "agent": 5_955,
+    "cli": 2_987,
+    "contract": 1_428,
+    "launch": 2_725,
+    "runtime": 9_668,
+    "spec": 1_203,
+    "sweep": 1_075,
+    "watch": 2_634,
+    "statements": 35_727,
+    "statements of the launch half": 20_104,
+    "syntax nodes": 442_999,
+    "lines of shell": 528,
 }
 
 
