@@ -7,6 +7,7 @@ warning would be worse than none.
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -36,6 +37,10 @@ def runs_copies(spec: LaunchSpec) -> bool:
     import_path = [spec.in_snapshot(path) for path in spec.import_path]
     sources = read_sources(program, is_module=spec.is_module, import_path=import_path)
     if not sources or any(map(_AWARE.search, sources)):
+        return False
+    try:
+        ast.parse(sources[0])
+    except (SyntaxError, ValueError):  # it will not run at all
         return False
     packages = {name.partition(".")[0] for text in sources for name in imported_names(text)}
     folders = [Path(program).parent, *map(Path, import_path)]

@@ -50,6 +50,8 @@ def command(
             print(done.format(folder.key, record.job))
         if record.status != DONE and (again := resume_command(folder, job=record.job)):
             begin = "from where it stops" if saves else describe_start(folder)
+            if record.status == "running" and not saves:  # Slurm gives the ranks some seconds
+                begin += ", unless the ranks can still save"
             print(f"  continue  {again}  ({begin})")
     return 0
 
