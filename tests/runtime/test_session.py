@@ -626,3 +626,18 @@ def test_ranks_add_up_numbers_and_tensors(ranks: Ranks) -> None:
         2**71,
     ]
     assert ranks(add_different_things, 2) == [expected, expected]
+
+
+def test_all_state_goes_to_one_resume_under_names_of_its_own(tmp_path: Path) -> None:
+    """A second call would drop what the first one saves, and a name of ours would hide our state."""
+    data = TensorDataset(torch.zeros(8, 1))
+    with quiet() as run:
+        loader = run.loader(data, batch_size=4)
+        model = run.wrap(net())
+        for name in ("loader_0", "plain_loader"):
+            with pytest.raises(UsageError, match=f"saves state of its own as '{name}'"):
+                run.resume(model=model, **{name: model}, folder=tmp_path)
+        run.resume(model=model, folder=tmp_path)
+        with pytest.raises(UsageError, match="a second time"):
+            run.resume(opt=torch.optim.SGD(model.parameters(), 0.1), folder=tmp_path)
+        assert sum(1 for _ in run.steps(loader)) == 2
