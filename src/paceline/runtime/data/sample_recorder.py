@@ -191,11 +191,11 @@ class PlainLoaders:
         self._is_finished = False
 
     def install(self) -> None:
-        _wrap(DataLoader, "__iter__", self._begin)
-        _wrap(dataloader._BaseDataLoaderIter, "_next_index", _note_asked)
-        _wrap(dataloader._BaseDataLoaderIter, "__next__", self._next)
+        wrap(DataLoader, "__iter__", self._begin)
+        wrap(dataloader._BaseDataLoaderIter, "_next_index", _note_asked)
+        wrap(dataloader._BaseDataLoaderIter, "__next__", self._next)
         for name in ("backward", "grad"):
-            _wrap(torch.autograd, name, self._backward)
+            wrap(torch.autograd, name, self._backward)
 
     def _begin(self, original: Any, loader: DataLoader[Any]) -> Any:
         watched = None if _is_ours(loader) else self._watch(loader)
@@ -280,7 +280,7 @@ class PlainLoaders:
         return True
 
 
-def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     original = getattr(owner, name)
 
     @functools.wraps(original)

@@ -28,6 +28,7 @@ from torch.utils.data import dataloader
 
 from paceline.contract import env
 from paceline.contract.rank_records import BATCHNORM, DROPOUT, ProofSpec
+from paceline.runtime.data.sample_recorder import wrap
 from paceline.runtime.data.tensor_source import TensorSource
 from paceline.runtime.distributed.identity import read_identity
 from paceline.runtime.proof.calls import read_state
@@ -74,27 +75,17 @@ def install(recorder: Recorder) -> None:
     """Wrap the functions, for good: the process is a rank of `paceline prove`."""
     register_optimizer_step_pre_hook(recorder.before_step)
     register_optimizer_step_post_hook(recorder.after_step)
-    _wrap(nn.Module, "__call__", functools.partial(_call, recorder))
-    _wrap(torch.Tensor, "backward", functools.partial(_backward, recorder))
-    _wrap(nn.utils, "clip_grad_norm_", functools.partial(_clip_norm, recorder))
-    _wrap(fsdp, "clip_gradients", functools.partial(_clip_norm, recorder))
+    wrap(nn.Module, "__call__", functools.partial(_call, recorder))
+    wrap(torch.Tensor, "backward", functools.partial(_backward, recorder))
+    wrap(nn.utils, "clip_grad_norm_", functools.partial(_clip_norm, recorder))
+    wrap(fsdp, "clip_gradients", functools.partial(_clip_norm, recorder))
     for name in DROPOUTS:
-        _wrap(F, name, functools.partial(_dropout, recorder))
-    _wrap(F, "scaled_dot_product_attention", functools.partial(_attention, recorder))
-    _wrap(F, "batch_norm", functools.partial(_batch_norm, recorder))
-    _wrap(dataloader._BaseDataLoaderIter, "_next_index", _next_index)
-    _wrap(dataloader._BaseDataLoaderIter, "__next__", functools.partial(_next_batch, recorder))
-    _wrap(TensorSource, "batches", functools.partial(_tensor_batches, recorder))
-
-
-def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return wrapper(original, *args, **kwargs)
-
-    setattr(owner, name, wrapped)
+        wrap(F, name, functools.partial(_dropout, recorder))
+    wrap(F, "scaled_dot_product_attention", functools.partial(_attention, recorder))
+    wrap(F, "batch_norm", functools.partial(_batch_norm, recorder))
+    wrap(dataloader._BaseDataLoaderIter, "_next_index", _next_index)
+    wrap(dataloader._BaseDataLoaderIter, "__next__", functools.partial(_next_batch, recorder))
+    wrap(TensorSource, "batches", functools.partial(_tensor_batches, recorder))
 
 
 def _call(recorder: Recorder, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
