@@ -197,11 +197,11 @@ def write(end: int, content: bytes) -> None:
 # -- the server ---------------------------------------------------------------------------------------------
 
 
-def preload(*more: str) -> None:
+def preload() -> None:
     """Import all commands and what they import later."""
     gc.disable()
     commands = (module for module, _ in command_table.COMMANDS.values())
-    for name in (*commands, *command_table.SERVERS.values(), *LATER, *more):
+    for name in (*commands, *command_table.SERVERS.values(), *LATER):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()

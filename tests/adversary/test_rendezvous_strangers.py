@@ -23,6 +23,7 @@ from paceline.agent.rendezvous.handshake import (
 )
 from paceline.contract.run_folder import RunFolder
 from tests.agent.rendezvous.test_connected_agents import WITHIN, Member
+from tests.until import until
 
 JOIN_TIMEOUT = 30.0  # seconds for all agents; idle connections used to take five each
 INPUTS = 10_000
@@ -39,12 +40,8 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 def address_of_head(environ: dict[str, str]) -> tuple[str, int]:
     path = RunFolder(Path(environ["PACELINE_RUN"])).job_start(environ["PACELINE_JOB_START"]).head
-    deadline = time.monotonic() + WITHIN
-    while time.monotonic() < deadline:
-        if path.exists():
-            return "127.0.0.1", int(path.read_text().strip().rpartition(":")[2])
-        time.sleep(0.02)
-    raise AssertionError("the head agent never listened")
+    until(path.exists, "the head agent never listened")
+    return "127.0.0.1", int(path.read_text().strip().rpartition(":")[2])
 
 
 def hostile_inputs(count: int) -> Iterator[bytes]:

@@ -7,34 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from paceline.contract.run_folder import STOPPED, STOPPED_EXIT, RunFolder, read_verdict
+from tests.until import WITHIN, until
 
 SCRIPT = Path(__file__).with_name("train.py")
 STEPS = 60
-WITHIN = 150.0  # seconds; for a busy machine
-
-
-def until(
-    condition: Callable[[], Any],
-    what: str,
-    *,
-    details: Callable[[], str] = str,
-    within: float = WITHIN,
-    pause: float = 0.05,
-) -> Any:
-    """Wait until the condition holds, and return its value. A condition that starts a process needs a longer pause."""
-    deadline = time.monotonic() + within
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what}\n{details()}"
-        time.sleep(pause)
-    return found
 
 
 class Training:

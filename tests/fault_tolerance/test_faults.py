@@ -13,7 +13,8 @@ import pytest
 
 from paceline.agent.workers import process_tree
 from tests.fault_tolerance.conftest import Make
-from tests.fault_tolerance.runs import Training, assert_same, until
+from tests.fault_tolerance.runs import Training, assert_same
+from tests.until import until
 
 pytestmark = pytest.mark.timeout(600)  # each start imports torch, perhaps on a busy machine
 

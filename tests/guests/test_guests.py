@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from tests.guests.guests import (
     run_peer,
     variables,
 )
+from tests.until import until
 
 Peer = Callable[[Guest], dict[str, str]]
 STOPPED = 75  # the exit code of a run that was stopped
@@ -111,11 +111,9 @@ def test_stopped_in_the_middle_and_started_again(style: str, peer: Peer, tmp_pat
             stderr=console,
             stdin=subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + 120
-        while "epoch 1 done" not in (text := (tmp_path / "console").read_text()):
-            assert first.poll() is None, text
-            assert time.monotonic() < deadline, text
-            time.sleep(0.05)
+        text = (tmp_path / "console").read_text
+        until(lambda: "epoch 1 done" in text() or first.poll() is not None, details=text)
+        assert first.poll() is None, text()
         first.send_signal(signal.SIGTERM)
         assert first.wait(60) == STOPPED, (tmp_path / "console").read_text()
     assert (

@@ -13,6 +13,7 @@ from typing import Any
 
 from paceline.contract.sweep_folder import SweepFolder
 from paceline.tools.sandbox import PLAIN
+from tests import until as waiting
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Completed
 
@@ -87,10 +88,7 @@ def explain(sweep: SweepFolder) -> str:
 
 
 def until(condition: Callable[[], bool], sweep: SweepFolder, *, timeout: float = 120) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, explain(sweep)
-        time.sleep(0.1)
+    waiting.until(condition, details=lambda: explain(sweep), within=timeout, pause=0.1)
 
 
 @contextmanager

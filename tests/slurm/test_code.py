@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from paceline.contract.run_folder import RunFolder
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import PLAIN, Paceline, diagnostics, project, rank_reports, run_of
+from tests.until import until
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("without_torch")]
 SMALL = ("--style", "srun", "--nproc", "1", "--cpu", "--time", "10m", "--sbatch-arg=--hold")
@@ -116,10 +116,13 @@ def test_relative_paths_of_a_queued_job(
     cluster.run(["scontrol", "release", *jobs])
 
     # Two nodes, forked ranks: stopped before the time limit, and continued in the same working directory.
-    deadline = time.monotonic() + 300
-    while not all((work / f"out/{rank}").exists() for rank in (0, 1)):
-        assert time.monotonic() < deadline, diagnostics(forked)
-        time.sleep(0.1)
+    started = [work / f"out/{rank}" for rank in (0, 1)]
+    until(
+        lambda: all(path.exists() for path in started),
+        "no rank starts",
+        details=lambda: diagnostics(forked),
+        within=300,
+    )
     cluster.run(["scancel", "--batch", "--signal=USR1", jobs[0]])
     for folder, job in zip((forked, nested, live), jobs, strict=False):
         assert cluster.wait(job, timeout=300) == "COMPLETED", diagnostics(folder)

@@ -17,9 +17,9 @@ import pytest
 
 from paceline.contract.run_folder import RunFolder
 from paceline.tools.sandbox import NAMESPACES
-from tests.fault_tolerance.runs import until
 from tests.slurm.harness import ENDED, Cluster
 from tests.slurm.runs import Paceline, diagnostics, project, run_of
+from tests.until import until
 
 pytestmark = pytest.mark.timeout(600)
 SHAPE = (

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from paceline.contract.run_folder import RunFolder
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Paceline, diagnostics, run_of
+from tests.until import until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -114,10 +114,12 @@ def test_a_preempted_example(
         )
     )
     job = folder.job.read_text().strip()
-    deadline = time.monotonic() + 400
-    while not case.has_begun(folder):
-        assert time.monotonic() < deadline, diagnostics(folder)
-        time.sleep(0.1)
+    until(
+        lambda: case.has_begun(folder),
+        "it does not begin",
+        details=lambda: diagnostics(folder),
+        within=400,
+    )
     cluster.run(["scancel", "--batch", "--signal=USR1", job])
     assert cluster.wait(job, timeout=600) == "COMPLETED", diagnostics(folder)
     assert cluster.restarts(job) == 1

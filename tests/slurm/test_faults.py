@@ -14,9 +14,10 @@ import pytest
 
 from paceline.contract.run_folder import RunFolder, read_verdict
 from paceline.watch.goodput import compute_goodput
-from tests.fault_tolerance.runs import SCRIPT, Training, assert_same, until
+from tests.fault_tolerance.runs import SCRIPT, Training, assert_same
 from tests.slurm.harness import ENDED, Cluster
 from tests.slurm.runs import Paceline, diagnostics, run_of
+from tests.until import until
 
 pytestmark = pytest.mark.timeout(900)
 TIMEOUT = 300.0

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from paceline.watch.records import read_record
 from paceline.watch.scheduler import query_states
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Paceline, diagnostics, run_of
+from tests.until import until
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -243,13 +243,6 @@ if not mark.exists():
     mark.touch()
     time.sleep(600)
 """
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 240
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
 
 
 @pytest.mark.slow

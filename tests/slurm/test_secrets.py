@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import stat
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from tests.secret_leaks import in_files, in_text, plant_secrets, watch_command_lines
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Paceline, diagnostics, project, run_of
+from tests.until import until
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("without_torch")]
 TIMEOUT = 300
@@ -51,10 +51,12 @@ def test_only_ranks_get_secrets(
         job = folder.job.read_text().strip()
         work = folder.work / "project"
         reports = [work / f"report-{rank}.json" for rank in (0, 1)]
-        deadline = time.monotonic() + TIMEOUT
-        while not all(path.exists() and path.read_text() for path in reports):
-            assert time.monotonic() < deadline, diagnostics(folder, done)
-            time.sleep(0.1)
+        until(
+            lambda: all(path.exists() and path.read_text() for path in reports),
+            "no reports",
+            details=lambda: diagnostics(folder, done),
+            within=TIMEOUT,
+        )
         lines.scan()
         shown = [
             cluster.run(["scontrol", "show", "job", "--details", job]).stdout,

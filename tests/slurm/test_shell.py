@@ -17,9 +17,9 @@ import pytest
 from paceline.contract import env
 from paceline.contract.run_folder import RunFolder, read_verdict
 from paceline.launch.job_steps import INTERACTIVE
-from tests.fault_tolerance.runs import until
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import PLAIN, Paceline, diagnostics, project, rank_reports, run_of
+from tests.until import until
 
 WITHIN = 120.0
 SMALL = ("--gpus", "1", "--cpus-per-gpu", "1", "--time", "10m")

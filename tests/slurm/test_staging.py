@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from paceline.staging.cleanup import Owner, make_private_folder, make_run_folder
 from paceline.tools.sandbox import NAMESPACES
 from tests.slurm.harness import ENDED, Cluster
 from tests.slurm.runs import Paceline, diagnostics, project, run_of
+from tests.until import until
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("without_torch")]
 TIMEOUT = 400
@@ -72,12 +72,12 @@ def test_staged_on_two_nodes_cancelled_collected_and_used_again(
         slurm_paceline("submit", *SMALL, "--no-requeue", "train.py", "wait", cwd=home, check=True)
     )
     job = first.job.read_text().strip()
-    deadline = time.monotonic() + TIMEOUT
     logs = [first.attempt(1).log(rank) for rank in (0, 1)]
-    while not all(log.exists() and "ready" in log.read_text() for log in logs):
-        assert time.monotonic() < deadline, diagnostics(first)
-        assert cluster.state(job) in ("PENDING", "CONFIGURING", "RUNNING"), diagnostics(first)
-        time.sleep(0.2)
+    until(
+        lambda: all(log.exists() and "ready" in log.read_text() for log in logs),
+        "no data is staged",
+        details=lambda: diagnostics(first),
+    )
     assert [event["files"] for event in staged(first)] == [100, 100]
     nodes = sorted(path.name for path in (tmp_path / "disks").iterdir())
     assert len(nodes) == 2
@@ -168,12 +168,13 @@ class Job:
         self.id = self.run.job.read_text().strip()
 
     def until(self, holds: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + TIMEOUT
-        while not holds():
-            assert time.monotonic() < deadline, (
-                f"{what}\n{self.cluster.show(self.id)}\n{diagnostics(self.run)}"
-            )
-            time.sleep(0.2)
+        until(
+            holds,
+            what,
+            details=lambda: f"{self.cluster.show(self.id)}\n{diagnostics(self.run)}",
+            within=TIMEOUT,
+            pause=0.2,
+        )
 
     def ready(self) -> None:
         log = self.run.attempt(1).log(0)

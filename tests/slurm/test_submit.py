@@ -7,13 +7,13 @@ import os
 import re
 import shlex
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import PLAIN, Paceline, diagnostics, project, rank_reports, run_of
+from tests.until import until
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("without_torch")]
 TIMEOUT = 400
@@ -291,10 +291,7 @@ def test_a_cancelled_run_stays_cancelled(
     home = project(tmp_path / "project", PLAIN + "import time\ntime.sleep(3600)\n")
     folder = run_of(slurm_paceline("submit", *SMALL, "train.py", cwd=home, check=True))
     job = (folder.path / "job").read_text().strip()
-    deadline = time.monotonic() + TIMEOUT
-    while not rank_reports(folder):
-        assert time.monotonic() < deadline, diagnostics(folder)
-        time.sleep(0.2)
+    until(lambda: rank_reports(folder), "no rank starts", details=lambda: diagnostics(folder))
     listed = slurm_paceline("ps", cwd=home, check=True).stdout
     assert folder.path.name in listed
     assert "running" in listed

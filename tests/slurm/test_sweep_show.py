@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Completed, project
 from tests.slurm.sweeps import GRID, QUICK, SCRIPT, sweep_of
+from tests.until import until
 
 
 def test_trials_in_the_queue(
@@ -21,9 +21,10 @@ def test_trials_in_the_queue(
     assert "\n12 pending of 12\n" in shown.stdout
     (job,) = [line["job"] for line in sweep_of(completed).read_jobs()]
     cluster.run(["scancel", f"{job}_[3-5]"])
-    deadline = time.monotonic() + 60
-    # it shows an answer that is seconds old
-    while "missing" not in shown.stdout and time.monotonic() < deadline:
-        shown = slurm_paceline("sweep", "show", "digits", cwd=home, check=True)
-    assert "\n3 missing · 9 pending of 12\n" in shown.stdout
-    assert "again: paceline sweep --resubmit missing digits" in shown.stdout
+
+    def text() -> str:
+        """It shows an answer that is seconds old."""
+        return slurm_paceline("sweep", "show", "digits", cwd=home, check=True).stdout
+
+    until(lambda: "\n3 missing · 9 pending of 12\n" in text(), details=text)
+    assert "again: paceline sweep --resubmit missing digits" in text()

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.conftest import until
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import diagnostics, project, run_of
+from tests.until import until
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("without_torch")]
 
