@@ -8,7 +8,7 @@ USABLE := import ensurepip, os, sys, sysconfig; path = sysconfig.get_path("inclu
 PYTHON ?= $(shell for each in python3 /usr/bin/python3 python3; do $$each -c '$(USABLE)' 2>/dev/null && break; done; echo $$each)
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS ?= 4
+WORKERS ?= 6
 EPOCHS ?= 4
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
 # pip would compile on one core, and all of it. Some packages hold files that no Python 3 can compile.
@@ -43,7 +43,8 @@ demo: .make/venv  ## train on the bundled digits with two local ranks, and show 
 check: .make/dev  ## check style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-# Most tests wait for something: more workers than cores. A file stays on one worker, so that its fixtures are shared.
+# Most tests wait for something: three workers per core of a small machine. A file stays on one worker, so that its
+# fixtures are shared, and a worker stays in a folder of tests/ as long as it can (tests/conftest.py).
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --reruns 2 --reruns-delay 2 -rsR
 
 system:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -32,29 +33,48 @@ MARK = "PACELINE_TEST_TOKEN"
 resource_tracker.ensure_running()
 
 
-# Long files first, so that no worker starts one of them when the others have nothing left to do.
+# Rooms with long files first, so that no worker starts one of them when the others have nothing left to do.
 LONGEST = (
     "slurm",
+    "fault_tolerance",
     "guests",
     "docs",
-    "fault_tolerance",
-    "examples",
-    "sandbox",
     "agent",
-    "cluster",
+    "remote",
+    "examples",
     "runtime",
+    "cli",
+    "ui",
     "sweep",
 )
+# What each worker begins with: some wait for Slurm or for agents, while others compute.
+BEGIN = ("slurm", "runtime", "agent", "slurm", "guests", "remote", "docs", "cli")
+
+
+def room_of(nodeid: str) -> str:
+    return nodeid.split("/")[1] if nodeid.count("/") > 1 else ""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
-    last = len(order)
-    items.sort(
-        key=lambda item: min(
-            (order.get(parent, last) for parent in item.path.parents), default=last
-        )
-    )
+    order = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(room_of(item.nodeid), len(order)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A worker goes on with the room it is in: a Slurm, a login node, a browser and a server of ranks start seldom."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class StaysInARoom(LoadFileScheduling):
+        def _assign_work_unit(self, node: Any) -> None:
+            begun = [room_of(file) for file in self.assigned_work[node]]
+            room = begun[-1] if begun else BEGIN[int(node.gateway.id[2:]) % len(BEGIN)]
+            file = next((file for file in self.workqueue if room_of(file) == room), None)
+            if file is not None:
+                self.workqueue.move_to_end(file, last=False)
+            super()._assign_work_unit(node)
+
+    return StaysInARoom(config, log) if config.option.dist == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:
