@@ -15,7 +15,6 @@ from paceline.contract.foreign_records import make, parse_object
 DROPOUT, BATCHNORM = "dropout", "batchnorm"
 # turn dropout off; compute the statistics of BatchNorm over all ranks
 CHANGES = (DROPOUT, BATCHNORM)
-OTHER_DRAWS = "other random numbers"  # a change, too: of what the forward pass draws
 # what a model uses, besides dropout and BatchNorm: random numbers in the forward pass
 DRAWS = "draws"
 
@@ -29,12 +28,10 @@ START, STEP, END = "start", "step", "end"
 class ProofSpec:
     """The file that the variable PACELINE_PROOF names."""
 
-    folder: str  # each rank writes `rank-K.jsonl` there
+    folder: str  # each rank writes `rank-K.jsonl` there, and rank 0 the final weights
     steps: int  # a script that does not use the runtime ends after so many
     changes: list[str] = field(default_factory=list)
-    weights: str = ""  # where rank 0 writes the final weights
-    # files of final weights to compare with, by name
-    references: dict[str, str] = field(default_factory=dict)
+    reference: str = ""  # the folder of another run, to compare its final weights with
     stop_at: int = 0  # after this step, rank 0 asks for a stop
 
     def to_json(self) -> str:
@@ -44,6 +41,10 @@ class ProofSpec:
     def read(cls, path: Path) -> ProofSpec:
         """Read a spec. Raises OSError or ValueError."""
         return make(cls, parse_object(path.read_text(encoding="utf-8")))
+
+
+def weights_path(folder: Path) -> Path:
+    return folder / "weights.pt"
 
 
 # -- `paceline inspect data`: which samples a rank gets, in a file for each loader

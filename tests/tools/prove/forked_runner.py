@@ -17,7 +17,7 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.rank_records import ProofSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.tools.prove.local_runner import Script, make_spec
-from paceline.tools.prove.records import Case, CaseRecords, read_logged, read_ranks
+from paceline.tools.prove.records import Case, CaseRecords, read_ranks
 from tests.forked_ranks import Ranks
 
 HERE = Path(__file__).parent
@@ -50,20 +50,18 @@ class ForkedRunner:
         self.ranks, self.folder, self.script = ranks, folder, script
         self.names: list[str] = []
 
-    def run(self, case: Case, against: Sequence[Case]) -> CaseRecords:
+    def run(self, case: Case, against: Case | None) -> CaseRecords:
         self.names.append(case.name)
         own = self.folder / case.slug
         own.mkdir(parents=True)
-        spec = make_spec(case, against, own=own, weights=self.folder / "weights")
+        spec = make_spec(case, own, None if against is None else self.folder / against.slug)
         self._launch(case, own, spec)
         stopped_after = 0
         if case.interrupted:
             stopped_after = max(read_ranks(own, 1)[0].steps)
             assert stopped_after < case.steps
             self._launch(case, own, replace(spec, stop_at=0))
-        metrics = self.script.metrics_file(case, own, cwd=Path.cwd())
-        logged = read_logged(RunFolder(own).metrics if metrics is None else metrics)
-        return CaseRecords(case, read_ranks(own, case.ranks), logged, "", stopped_after)
+        return CaseRecords(case, read_ranks(own, case.ranks), "", stopped_after)
 
     def _launch(self, case: Case, own: Path, spec: ProofSpec) -> str:
         path, program, args = (

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError
-from paceline.tools.prove.comparison import largest_difference, loss_scale
-from paceline.tools.prove.evidence import SampleComparison
+from paceline.tools.prove.comparison import largest_difference
 from paceline.tools.prove.local_runner import choose_folder
 from paceline.tools.prove.records import Case, CaseRecords, RankRecords
+from paceline.tools.prove.samples import SampleComparison
 
 
 @pytest.mark.parametrize(
@@ -27,8 +27,13 @@ from paceline.tools.prove.records import Case, CaseRecords, RankRecords
 def test_small_losses_are_compared_relative_to_their_size(
     losses: dict[int, float], others: dict[int, float], dtype: str, difference: float
 ) -> None:
-    found, _ = largest_difference(losses, others, scale=loss_scale(others, dtype))
+    found, _ = largest_difference(make_case(losses, dtype), make_case(others, dtype))
     assert found == pytest.approx(difference)
+
+
+def make_case(losses: dict[int, float], dtype: str) -> CaseRecords:
+    steps = {step: {"losses": [loss]} for step, loss in losses.items()}
+    return CaseRecords(Case(1, 3), [RankRecords(start={"dtype": dtype}, steps=steps)])
 
 
 def test_runs_with_equally_many_ranks_have_no_wrong_batch_size() -> None:
@@ -36,7 +41,7 @@ def test_runs_with_equally_many_ranks_have_no_wrong_batch_size() -> None:
         step = {
             "rows": 16,
             "samples": None,
-            "contents": [[(1, hash((name, number)), 0)] for number in range(16)],
+            "contents": [[(1, hash((name, number)))] for number in range(16)],
         }
         return CaseRecords(Case(2, 3), [RankRecords(steps={1: step}) for _ in range(1)])
 

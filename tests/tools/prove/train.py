@@ -93,7 +93,9 @@ def main(mistake: str, dtype: torch.dtype) -> None:
             "sum in a warm-up": 1e-9,
         }
         rate = rates.get(mistake, 0.1)
-        opt = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+        opt: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+        if mistake.startswith("Adam"):
+            opt = torch.optim.Adam(model.parameters(), lr=1e-2)
         sched = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 100)
         loader = make_loader(run, data, mistake)
         run.resume(model=model, opt=opt, **({} if mistake == "resume" else {"sched": sched}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from paceline.launch.run_folder import create_scratch, resolve_scratch
 from paceline.spec.job import Job, Program
 from paceline.spec.option import OUTPUT, Flag
 from paceline.tools.prove.local_runner import LocalRunner, Script, choose_folder
-from paceline.tools.prove.proof import Proof, Prover, Request, write_numbers
+from paceline.tools.prove.proof import Proof, prove
 from paceline.tools.prove.records import plan_cases
 
 KERNELS = "runtime.deterministic"  # on GPUs, equal runs differ without it
@@ -53,17 +54,6 @@ OPTIONS = {
         metavar="X",
         help="Largest difference (default: 1e-6 in float64, 1e-4 in fp32, 1e-2 in fp16, 5e-2 in bf16).",
     ),
-    "metric": _option(
-        "--metric",
-        metavar="NAME",
-        help="Metric to compare, by the name you log it under (default: loss, or the loss that you call backward()"
-        " on).",
-    ),
-    "metrics": _option(
-        "--metrics",
-        metavar="FILE",
-        help="JSON Lines file to which the script writes its loss; may contain {folder}.",
-    ),
     "batch_arg": _option(
         "--batch-arg",
         metavar="OPTION",
@@ -91,8 +81,6 @@ def command(
     interrupt: Annotated[bool, OPTIONS["interrupt"]] = True,
     without: Annotated[list[str] | None, OPTIONS["without"]] = None,
     tolerance: Annotated[float | None, OPTIONS["tolerance"]] = None,
-    metric: Annotated[str | None, OPTIONS["metric"]] = None,
-    metrics: Annotated[str | None, OPTIONS["metrics"]] = None,
     batch_arg: Annotated[str | None, OPTIONS["batch_arg"]] = None,
     output: Annotated[Path | None, OPTIONS["output"]] = None,
 ) -> int:
@@ -122,19 +110,28 @@ def command(
     _require_known("--styles", names, LOCAL_STYLES)
     _require_known("--without", changes, CHANGES)
     counts = [count for count in (1, 2, 4) if not gpus or count <= gpus]
-    cases = plan_cases(
-        _numbers(ranks) if ranks else counts, names, steps=steps, interrupt=interrupt
-    )
-    request = Request(tuple(cases), metric, metrics is not None, tolerance, changes)
-    script = Script(program, batch_arg, metrics)
+    numbers = _numbers(ranks) if ranks else counts
+    cases = plan_cases(numbers, names, steps=steps, interrupt=interrupt)
+    cases = [replace(each, without=changes) for each in cases]
+    script = Script(program, batch_arg)
     # find a batch that the ranks cannot share before anything runs
-    for case in request.cases:
+    for case in cases:
         script.arguments(case, Path())
     scratch = resolve_scratch(job, os.environ)
     if output is None:
         create_scratch(scratch)
     folder = choose_folder(output, scratch / job.project_name, program.name)
-    return _prove(request, script, load, folder)
+    runner = LocalRunner(script, load=load, folder=folder)
+    try:
+        proof = prove(cases, runner, tolerance=tolerance)
+    except KeyboardInterrupt:
+        console.say_note(f"interrupted, so there is no result; the runs so far are in {folder}")
+        raise
+    finally:
+        runner.remove_weights()
+    print_proof(proof)
+    console.say_note(f"all numbers: {proof.write(folder)}")
+    return 0 if proof.holds else 1
 
 
 def _require_known(flag: str, values: Sequence[str], known: Sequence[str]) -> None:
@@ -150,22 +147,6 @@ def _numbers(text: str) -> list[int]:
         raise UsageError(
             f'Invalid --ranks "{text}".', hint="Use numbers and commas: --ranks 1,2,4."
         ) from None
-
-
-def _prove(request: Request, script: Script, load: Any, folder: Path) -> int:
-    """Carry out a proof and print it; return 1 if the runs differ."""
-    runner = LocalRunner(script, load=load, folder=folder)
-    try:
-        proof = Prover(request, runner).prove()
-        file = write_numbers(proof, folder)
-    except KeyboardInterrupt:
-        console.say_note(f"interrupted, so there is no result; the runs so far are in {folder}")
-        raise
-    finally:
-        runner.remove_weights()
-    print_proof(proof)
-    console.say_note(f"all numbers: {file}")
-    return 0 if proof.holds else 1
 
 
 def print_proof(proof: Proof) -> None:

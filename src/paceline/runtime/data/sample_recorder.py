@@ -192,7 +192,7 @@ class PlainLoaders:
 
     def install(self) -> None:
         wrap(DataLoader, "__iter__", self._begin)
-        wrap(dataloader._BaseDataLoaderIter, "_next_index", _note_asked)
+        wrap(dataloader._BaseDataLoaderIter, "_next_index", note_asked)
         wrap(dataloader._BaseDataLoaderIter, "__next__", self._next)
         for name in ("backward", "grad"):
             wrap(torch.autograd, name, self._backward)
@@ -290,7 +290,7 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     setattr(owner, name, wrapped)
 
 
-def _note_asked(original: Any, batches: Any) -> Any:
+def note_asked(original: Any, batches: Any) -> Any:
     """Remember what a DataLoader asks its dataset for; with workers, it asks some batches ahead."""
     asked = original(batches)
     if not hasattr(batches, "_paceline_asked"):

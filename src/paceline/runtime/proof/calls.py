@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,9 +18,7 @@ from paceline.runtime.randomness import host_state
 MAX_CALLS = 64  # that wait for a backward pass
 MAX_ELEMENTS = 4096  # of a row that go into its digest
 
-# A column of a sample: the number of its elements, the digest of all, and the digest without what
-# may be padding.
-Column = tuple[int, int, int]
+Column = tuple[int, int]  # of a sample: the number of its elements, and their digest
 
 
 class Call:
@@ -32,15 +30,15 @@ class Call:
         indices: list[Any] | None,
         *,
         is_training: bool,
-        is_filler: bool = False,
+        is_filler: bool,
     ) -> None:
         self.indices, self.is_training, self.is_filler = indices, is_training, is_filler
         self.rows = 0
-        if indices is not None and not is_filler:
+        if indices is not None:
             self.rows = len(indices)
         elif tensors:
             self.rows = len(tensors[0])
-        self.contents: list[list[Column]] = row_digests(tensors, self.rows)
+        self.contents = row_digests(tensors, self.rows)  # None if they are not known
         self.state = read_state()
         self.has_gradient = False
 
@@ -62,7 +60,7 @@ class PendingCalls:
         self._indices: dict[int, deque[list[Any]]] = {}  # of batches, by loader
 
     def add_batch(self, loader: int, indices: list[Any]) -> None:
-        self._indices.setdefault(loader, deque(maxlen=64)).append(indices)
+        self._indices.setdefault(loader, deque(maxlen=MAX_CALLS)).append(indices)
 
     def drop_batches(self) -> None:
         """Forget batches that were for an evaluation."""
@@ -78,9 +76,7 @@ class PendingCalls:
         # A second module of the same step must not take the batch of the next one.
         has_batch = any(each.is_training and each.indices is not None for each in self._calls)
         indices = None if has_batch else self.take_batch()
-        call = Call(
-            [] if is_filler else tensors, indices, is_training=is_training, is_filler=is_filler
-        )
+        call = Call(tensors, indices, is_training=is_training, is_filler=is_filler)
         self._calls.append(call)
         return call
 
@@ -98,8 +94,7 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
-        for each in value.values():
-            yield from tensors_of(each)
+        yield from tensors_of(list(value.values()))
     elif isinstance(value, (tuple, list)):
         for each in value:
             yield from tensors_of(each)
@@ -114,59 +109,32 @@ def read_state() -> list[Any]:
     return found
 
 
-def row_digests(tensors: Sequence[torch.Tensor], count: int) -> list[list[Column]]:
+def row_digests(tensors: list[torch.Tensor], count: int) -> list[list[Column]] | None:
     """Return the columns of each of the `count` samples of a batch: one for each tensor that has
-    so many rows.
+    so many rows. None if there are no such tensors.
     """
-    columns = (
-        [rows for each in tensors if (rows := _rows(each, count)) is not None] if count else []
-    )
-    return [[rows[number] for rows in columns] for number in range(count)] if columns else []
+    columns = []
+    for each in tensors:
+        rows = _rows(each.detach(), count)
+        if rows is not None:
+            columns.append([_column(row) for row in rows])
+    return [list(row) for row in zip(*columns, strict=True)] or None
 
 
-def _rows(tensor: torch.Tensor, count: int) -> list[Column] | None:
-    tensor = tensor.detach()
+def _rows(tensor: torch.Tensor, count: int) -> torch.Tensor | None:
+    if tensor.is_sparse or tensor.is_quantized or tensor.is_nested:
+        return None
     if tensor.size(0) != count:
         if tensor.dim() < 2 or tensor.size(1) != count:
             return None
         tensor = tensor.transpose(0, 1)  # time comes first
-    if tensor.is_sparse or tensor.is_quantized or tensor.is_nested:
-        return None
     values = tensor.cpu()
-    if values.dtype is torch.bfloat16:
-        values = values.float()
-    return [_column(row) for row in values]
+    return values.float() if values.dtype is torch.bfloat16 else values  # NumPy has none
 
 
 def _column(row: torch.Tensor) -> Column:
-    whole = _digest(row)
-    return row.numel(), whole, _digest(_strip(row)) if row.dim() else whole
-
-
-def _strip(row: torch.Tensor) -> torch.Tensor:
-    """Return a sample without slices at the ends of its dimensions that hold nothing but its last
-    value.
-
-    The length of padding depends on the longest sample of the batch, and so on the ranks. Nothing
-    shows which value is padding: that of a sample without any is its last value. So digests are
-    compared with and without it.
-    """
-    if not row.numel():
-        return row
-    last = row.reshape(-1)[-1]
-    kept = ~row.isnan() if last.isnan() else row != last
-    if not kept.any():
-        return row
-    places = kept.nonzero()
-    for dim, end in enumerate((places.amax(0) + 1).tolist()):
-        row = row.narrow(dim, 0, end)
-    return row
-
-
-def _digest(row: torch.Tensor) -> int:
     flat = row.reshape(-1)
     if flat.numel() > MAX_ELEMENTS:
         flat = flat[:: -(-flat.numel() // MAX_ELEMENTS)]
-    return zlib.crc32(
-        flat.contiguous().numpy().tobytes(), zlib.crc32(repr(tuple(row.shape)).encode())
-    )
+    shape = zlib.crc32(repr(tuple(row.shape)).encode())
+    return row.numel(), zlib.crc32(flat.contiguous().numpy().tobytes(), shape)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import atexit
 import functools
-import inspect
 import os
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
+from torch import _VF, nn
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -28,22 +26,13 @@ from torch.utils.data import dataloader
 
 from paceline.contract import env
 from paceline.contract.rank_records import BATCHNORM, DROPOUT, ProofSpec
-from paceline.runtime.data.sample_recorder import wrap
+from paceline.runtime.data.sample_recorder import note_asked, wrap
 from paceline.runtime.data.tensor_source import TensorSource
 from paceline.runtime.distributed.identity import read_identity
 from paceline.runtime.proof.calls import read_state
 from paceline.runtime.proof.recorder import Recorder
-from paceline.runtime.training import fsdp
 
-DROPOUTS = (
-    "dropout",
-    "dropout1d",
-    "dropout2d",
-    "dropout3d",
-    "alpha_dropout",
-    "feature_alpha_dropout",
-)
-
+DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 
 _recorder: Recorder | None = None
 
@@ -67,7 +56,7 @@ def attach_recorder(run: Any) -> Callable[[], None]:
     the session.
     """
     recorder = start_recorder()
-    recorder.attach(run)
+    recorder.loop = run._loop
     return recorder.end
 
 
@@ -77,13 +66,13 @@ def install(recorder: Recorder) -> None:
     register_optimizer_step_post_hook(recorder.after_step)
     wrap(nn.Module, "__call__", functools.partial(_call, recorder))
     wrap(torch.Tensor, "backward", functools.partial(_backward, recorder))
-    wrap(nn.utils, "clip_grad_norm_", functools.partial(_clip_norm, recorder))
-    wrap(fsdp, "clip_gradients", functools.partial(_clip_norm, recorder))
+    # what all functions of torch.nn.functional call
     for name in DROPOUTS:
-        wrap(F, name, functools.partial(_dropout, recorder))
+        wrap(_VF, name, functools.partial(_dropout, recorder))
+        wrap(_VF, f"{name}_", functools.partial(_dropout, recorder))
+    wrap(torch, "batch_norm", functools.partial(_batch_norm, recorder))
     wrap(F, "scaled_dot_product_attention", functools.partial(_attention, recorder))
-    wrap(F, "batch_norm", functools.partial(_batch_norm, recorder))
-    wrap(dataloader._BaseDataLoaderIter, "_next_index", _next_index)
+    wrap(dataloader._BaseDataLoaderIter, "_next_index", note_asked)
     wrap(dataloader._BaseDataLoaderIter, "__next__", functools.partial(_next_batch, recorder))
     wrap(TensorSource, "batches", functools.partial(_tensor_batches, recorder))
 
@@ -116,61 +105,34 @@ def _backward(
         recorder.note_loss(loss, state)
 
 
-def _clip_norm(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) -> Any:
-    norm = original(*args, **kwargs)
-    recorder.note_clip(norm, _bind(original, args, kwargs)["max_norm"])
-    return norm
-
-
-def _dropout(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) -> Any:
-    values = _bind(original, args, kwargs)
-    if not (values["training"] and values["p"] > 0):
-        return original(*args, **kwargs)
-    _note(recorder, DROPOUT)
-    return values["input"] if DROPOUT in recorder.spec.changes else original(*args, **kwargs)
+def _dropout(
+    recorder: Recorder, original: Any, values: torch.Tensor, rate: float, is_training: bool
+) -> Any:
+    if not is_training or rate == 0:
+        return original(values, rate, is_training)
+    recorder.note_use(DROPOUT)
+    is_off = DROPOUT in recorder.spec.changes
+    return values if is_off else original(values, rate, is_training)
 
 
 def _attention(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) -> Any:
-    rate = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
-    if rate > 0:
-        _note(recorder, DROPOUT)
+    if len(args) > 4:
+        kwargs.update(zip(("dropout_p", "is_causal"), args[4:], strict=True))
+        args = args[:4]
+    if kwargs.get("dropout_p", 0.0) > 0:
+        recorder.note_use(DROPOUT)
         if DROPOUT in recorder.spec.changes:
-            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
-            kwargs = {name: 0.0 if name == "dropout_p" else value for name, value in kwargs.items()}
+            kwargs["dropout_p"] = 0.0
     return original(*args, **kwargs)
 
 
-def _batch_norm(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) -> Any:
-    values = _bind(original, args, kwargs)
-    if not values["training"]:
-        return original(*args, **kwargs)
-    _note(recorder, BATCHNORM)
-    if BATCHNORM in recorder.spec.changes:
-        return synchronized_batch_norm(
-            values["input"], values["weight"], values["bias"], values["eps"]
-        )
-    return original(*args, **kwargs)
-
-
-def _bind(original: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Return all arguments of a call by name."""
-    bound = inspect.signature(original).bind(*args, **kwargs)
-    bound.apply_defaults()
-    return bound.arguments
-
-
-def _note(recorder: Recorder, what: str) -> None:
-    if not torch.compiler.is_compiling():
-        recorder.note_use(what)
-
-
-def _next_index(original: Any, iterator: Any) -> Any:
-    """Remember which samples a DataLoader asks for; with workers, it asks some batches ahead."""
-    found = original(iterator)
-    if not hasattr(iterator, "_paceline_asked"):
-        iterator._paceline_asked = deque()
-    iterator._paceline_asked.append(found)
-    return found
+def _batch_norm(recorder: Recorder, original: Any, *args: Any) -> Any:
+    values, weight, bias, _, _, is_training, _, eps, *_ = args
+    if is_training:
+        recorder.note_use(BATCHNORM)
+        if BATCHNORM in recorder.spec.changes:
+            return synchronized_batch_norm(values, weight, bias, eps)
+    return original(*args)
 
 
 def _next_batch(recorder: Recorder, original: Any, iterator: Any) -> Any:
@@ -179,9 +141,8 @@ def _next_batch(recorder: Recorder, original: Any, iterator: Any) -> Any:
     indices = asked.popleft() if asked else None
     # a stream has no indices
     if isinstance(indices, list) and indices and indices[0] is not None and recorder.is_here:
-        recorder.note_batch(
-            id(iterator), [each[-1] if isinstance(each, tuple) else each for each in indices]
-        )
+        numbers = [each[-1] if isinstance(each, tuple) else each for each in indices]
+        recorder.note_batch(id(iterator), numbers)
     return batch
 
 

@@ -14,6 +14,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,29 +27,30 @@ from paceline.contract.rank_records import (
     DRAWS,
     DROPOUT,
     END,
-    OTHER_DRAWS,
     START,
     STEP,
     ProofSpec,
     record_path,
+    weights_path,
 )
 from paceline.errors import RunError
 from paceline.runtime.lr_scale import effective_rate
-from paceline.runtime.proof.calls import Call, Column, PendingCalls, tensors_of
+from paceline.runtime.proof.calls import Call, PendingCalls, tensors_of
 from paceline.runtime.proof.weights import (
     compare,
     digest_modules,
     full_tensors,
-    gradient_summary,
-    measure_distance,
+    gradient_norms,
+    project,
     weights_digest,
-    write,
 )
-from paceline.runtime.randomness import seed_everything
 
-MAX_DIGESTED = 2**24  # elements of weights whose digest is recorded in each step
-OTHER_SEED = 987_654_321  # of other random numbers for the script to draw
 STOP_DELAY = 0.1  # seconds per step while a stop is due: ranks agree on it every 0.4 seconds
+# A gradient of which no more than this many last places remain, as a share of all gradients, is
+# zero but for rounding, such as that of a bias before BatchNorm. Adam makes steps of full size of
+# it, in any direction.
+NOISE_PLACES = 128
+MAX_NOISE = 0.01
 
 
 class Recorder:
@@ -62,51 +64,37 @@ class Recorder:
         self._lines = LineWriter(record_path(Path(spec.folder), rank))
         self._optimizers: list[torch.optim.Optimizer] = []
         self._models: list[nn.Module] = []
-        # weights before the first step, on rank 0
-        self._initial: dict[int, torch.Tensor | None] = {}
         self._pending = PendingCalls()
-        self._counted = 0  # steps, if no session counts them
-        self._steps_here = 0  # steps of this process
-        self._has_gradient = False  # whether a summary of gradients that are not zero is recorded
+        self._counted = 0  # steps of this process
+        self._has_gradient = False  # whether gradients that are not zero are recorded
+        self._gradient_shares: dict[int, float] = {}  # the largest so far, by parameter
         self._is_ended = False
         self._rates: list[float] = []  # learning rates of this step
         self._autocast = ""
-        self._seen: set[str] = set()  # what the script does that may depend on the rank
-        self._clear()
+        self._uses: set[str] = set()  # what the script does that may depend on the rank
+        self._calls: list[Call] = []  # of this step
+        self._losses: list[float] = []  # of this step
 
     @property
     def is_here(self) -> bool:
         """Whether this is the rank itself, and not a worker of a data loader or another thread."""
         return os.getpid() == self._pid and threading.get_ident() == self._thread
 
-    def attach(self, run: Any) -> None:
-        """Count steps as a session does."""
-        self.loop = run._loop
-
     def end_at_exit(self) -> None:
         """End the records of a script that has trained fewer steps. Shards can no longer be
         gathered then.
         """
-        if self.is_here and not any(
-            hasattr(each, "full_tensor") for each in _parameters(self._optimizers)
-        ):
+        parameters = _parameters(self._optimizers)
+        if self.is_here and not any(hasattr(each, "full_tensor") for each in parameters):
             self.end()
-
-    def _clear(self) -> None:
-        self._samples: list[Any] | None = []  # None if one of them is not known
-        self._contents: list[list[Column]] | None = []
-        self._rows = 0
-        self._losses: list[float] = []
-        self._backwards = 0
-        self._clip: dict[str, float] | None = None
 
     # -- what the patches of torch report
     # --------------------------------------------------------------
 
     def note_use(self, what: str) -> None:
         """Note that the model uses dropout, or BatchNorm, in training mode."""
-        if self.is_here:
-            self._seen.add(what)
+        if not torch.compiler.is_compiling() and self.is_here:
+            self._uses.add(what)
 
     def note_batch(self, loader: int, indices: list[Any]) -> None:
         self._pending.add_batch(loader, indices)
@@ -119,8 +107,6 @@ class Recorder:
         micro = None if self.loop is None else self.loop.micro
         if self.loop is not None and self.loop.entered and micro is None:
             return None
-        if OTHER_DRAWS in self.spec.changes:
-            seed_everything(OTHER_SEED + self._counted * self.world_size + self.rank)
         is_filler = micro is not None and micro.count == 0
         call = self._pending.add((args, kwargs), is_training=module.training, is_filler=is_filler)
         if not any(each is module for each in self._models):
@@ -135,30 +121,15 @@ class Recorder:
         """Note a loss after its backward pass, and the samples that it comes from. `state` is that
         before the pass.
         """
-        self._backwards += 1
         if loss.numel() == 1:
             self._losses.append(float(loss.detach()))
         call = self._pending.take_trained_call()
         if call is not None and call.state != state:
-            self._seen.add(DRAWS)
-        if call is not None and call.is_filler:
-            return
-        rows = 0 if call is None else call.rows
-        contents = None if call is None or len(call.contents) != rows or not rows else call.contents
-        indices = None if call is None else call.indices
-        self._rows += rows
-        self._samples = (
-            None if self._samples is None or indices is None else self._samples + indices
-        )
-        self._contents = (
-            None if self._contents is None or contents is None else self._contents + contents
-        )
-
-    def note_clip(self, size: Any, limit: float) -> None:
-        """Note the size of the gradients before they are clipped, and the limit."""
-        if self._clip is None and self.is_here:
-            size = size.full_tensor() if hasattr(size, "full_tensor") else size
-            self._clip = {"size": float(size), "limit": float(limit)}
+            self._uses.add(DRAWS)
+        if call is None:  # nothing is known of its samples
+            call = Call([], None, is_training=True, is_filler=False)
+        if not call.is_filler:
+            self._calls.append(call)
 
     # -- steps
     # -----------------------------------------------------------------------------------------
@@ -168,118 +139,104 @@ class Recorder:
             return
         if not any(each is optimizer for each in self._optimizers):
             self._optimizers.append(optimizer)
-            self._keep_initial(optimizer)
         if optimizer is not self._optimizers[0]:
             return
         if self.loop is None and self._counted >= self.spec.steps:
             self.end()
             raise SystemExit(0)
-        if not self._steps_here:
-            self._write_start(optimizer)
+        if not self._counted:
+            self._write_start(_parameters([optimizer]))
         self._rates = [
             effective_rate(optimizer, float(group["lr"])) for group in optimizer.param_groups
         ]
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not self.is_here:
-            return
-        if optimizer is self._optimizers[0]:
+        if self.is_here and optimizer is self._optimizers[0]:
             self._counted += 1
-            self._steps_here += 1
-            self._write_step(optimizer)
+            self._write_step(_parameters([optimizer]))
             self._stop_when_due()
-        if self.step >= self.spec.steps:
-            self.end(is_last=optimizer is self._optimizers[-1])
-
-    @property
-    def step(self) -> int:
-        """The step that the optimizer has just done, from 1."""
-        return self._counted if self.loop is None else int(self.loop.current)
 
     def _stop_when_due(self) -> None:
         """Ask for a stop, as a scheduler would. Steps that take a while let the ranks agree before
         the last one.
         """
-        if not self.spec.stop_at:
-            return
-        time.sleep(STOP_DELAY)
-        if self._counted == self.spec.stop_at and self.rank == 0:
-            signal.raise_signal(signal.SIGUSR1)
+        if self.spec.stop_at:
+            time.sleep(STOP_DELAY)
+            if self._counted == self.spec.stop_at and self.rank == 0:
+                signal.raise_signal(signal.SIGUSR1)
 
-    def _keep_initial(self, optimizer: torch.optim.Optimizer) -> None:
-        """Keep the weights before the first step of an optimizer. All ranks are here: shards are
-        gathered.
-        """
-        new = [each for each in _parameters([optimizer]) if id(each) not in self._initial]
-        for each, tensor in zip(new, full_tensors(new), strict=True):
-            self._initial[id(each)] = (
-                tensor.detach().to("cpu", copy=True) if self.rank == 0 else None
-            )
-
-    def _write_start(self, optimizer: torch.optim.Optimizer) -> None:
-        parameters = _parameters([optimizer])
+    def _write_start(self, parameters: list[nn.Parameter]) -> None:
         self._write(
             START,
-            world_size=self.world_size,
             runtime=self.loop is not None,
-            dtype=str(parameters[0].dtype).removeprefix("torch."),
-            autocast=self._autocast,
+            dtype=self._autocast or str(parameters[0].dtype).removeprefix("torch."),
             weights=weights_digest(full_tensors(parameters)),
             seed=torch.initial_seed(),
-            optimizer=type(optimizer).__name__,
         )
 
-    def _write_step(self, optimizer: torch.optim.Optimizer) -> None:
-        parameters = _parameters([optimizer])
-        gradients = full_tensors([each.grad for each in parameters if each.grad is not None])
-        norm = math.sqrt(sum(float(each.detach().double().square().sum()) for each in gradients))
-        is_known, is_first = self._backwards > 0, not self._has_gradient
-        self._has_gradient = self._has_gradient or norm > 0
-        is_small = sum(each.numel() for each in parameters) <= MAX_DIGESTED
+    def _write_step(self, parameters: list[nn.Parameter]) -> None:
+        trained = [each for each in parameters if each.grad is not None]
+        gradients = full_tensors([each.grad for each in trained])
+        norms = gradient_norms(gradients)
+        norm = math.hypot(*norms)
+        summary = None
+        if norm > 0:
+            for each, own in zip(trained, norms, strict=True):
+                before = self._gradient_shares.get(id(each), 0.0)
+                self._gradient_shares[id(each)] = max(before, own / norm)
+            if not self._has_gradient:
+                summary = {"projections": project(gradients), "norms": norms}
+                self._has_gradient = True
+        is_known = bool(self._calls or self._losses)
         self._write(
             STEP,
-            step=self.step,
-            rows=self._rows,
-            samples=self._samples if is_known else None,
-            contents=self._contents if is_known else None,
+            # the one that the optimizer has just done, from 1
+            step=self._counted if self.loop is None else int(self.loop.current),
+            rows=sum(each.rows for each in self._calls),
+            samples=_join(each.indices for each in self._calls) if is_known else None,
+            contents=_join(each.contents for each in self._calls) if is_known else None,
             losses=self._losses,
             norm=norm,
-            clip=self._clip,
-            gradient=gradient_summary(gradients) if is_first and norm > 0 else None,
+            gradient=summary,
             rates=self._rates,
-            uses=sorted(self._seen),
-            weights=weights_digest(full_tensors(parameters)) if is_small else None,
+            uses=sorted(self._uses),
         )
-        self._clear()
+        self._calls, self._losses = [], []
 
-    def end(self, *, is_last: bool = True) -> None:
+    def end(self) -> None:
         """Write or compare the final weights. All ranks are here: those of sharded parameters are
         gathered.
         """
-        if self._is_ended or not self._optimizers or not self._steps_here:
+        if self._is_ended or not self._counted:
             return
-        self._is_ended = is_last
+        self._is_ended = True
         parameters = _parameters(self._optimizers)
         tensors = full_tensors(parameters)
-        shapes = [list(each.shape) for each in tensors]
         found: dict[str, Any] = {
-            "step": self.step,
             "weights": weights_digest(tensors),
-            "shapes": shapes,
+            "shapes": [list(each.shape) for each in tensors],
+            "modules": digest_modules(),
         }
-        found["modules"] = digest_modules()
         if self.rank == 0:
             names = self._names(parameters)
-            found["differences"] = {
-                name: compare(tensors, Path(path), names, steps=self.step)
-                for name, path in self.spec.references.items()
-            }
-            if self.spec.weights:
-                moved = measure_distance(
-                    tensors, [self._initial.get(id(each)) for each in parameters]
-                )
-                write(tensors, Path(self.spec.weights), moved=moved)
+            noise = self._noise(parameters, names)
+            found["noise"] = noise
+            if self.spec.reference:
+                reference = weights_path(Path(self.spec.reference))
+                found.update(compare(tensors, reference, names, noise=noise))
+            path = weights_path(Path(self.spec.folder))
+            torch.save([each.detach().cpu() for each in tensors], path)
         self._write(END, **found)
+
+    def _noise(self, parameters: list[nn.Parameter], names: list[str]) -> list[str]:
+        """Return the parameters whose gradients have always been zero but for rounding."""
+        found = []
+        for name, each in zip(names, parameters, strict=True):
+            dtype = getattr(torch, self._autocast) if self._autocast else each.dtype
+            limit = min(MAX_NOISE, NOISE_PLACES * torch.finfo(dtype).eps)
+            if self._gradient_shares.get(id(each), 1.0) < limit:
+                found.append(name)
+        return found
 
     def _see_uses(self, model: nn.Module) -> None:
         """Note what a model has that depends on the ranks, and turn dropout off if asked to.
@@ -288,11 +245,11 @@ class Recorder:
         for each in model.modules():
             is_norm = isinstance(each, nn.modules.batchnorm._BatchNorm)
             if is_norm and not isinstance(each, nn.SyncBatchNorm) and each.training:
-                self._seen.add(BATCHNORM)
+                self._uses.add(BATCHNORM)
             has_rate = isinstance(each, (nn.MultiheadAttention, nn.RNNBase))
             name = "p" if isinstance(each, nn.modules.dropout._DropoutNd) else "dropout"
             if (has_rate or name == "p") and each.training and getattr(each, name) > 0:
-                self._seen.add(DROPOUT)
+                self._uses.add(DROPOUT)
                 if DROPOUT in self.spec.changes:
                     setattr(each, name, 0.0)
 
@@ -322,3 +279,13 @@ def _parameters(optimizers: list[torch.optim.Optimizer]) -> list[nn.Parameter]:
         for each in group["params"]
     )
     return list({id(each): each for each in every}.values())
+
+
+def _join(parts: Iterable[list[Any] | None]) -> list[Any] | None:
+    """Put lists together; None if one of them is not known."""
+    found: list[Any] = []
+    for part in parts:
+        if part is None:
+            return None
+        found += part
+    return found

@@ -5,9 +5,8 @@ those of another run.
 from __future__ import annotations
 
 import gc
-import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,6 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 PROJECTION_SIZE = 2**20  # elements of the fixed vector on which gradients are projected
-# of each weight in each step, in the last place, of which about the square root of the steps
-# remains
-ROUNDINGS = 4.0
 
 
 def full_tensors(tensors: Sequence[Any]) -> list[torch.Tensor]:
@@ -26,88 +22,54 @@ def full_tensors(tensors: Sequence[Any]) -> list[torch.Tensor]:
     return [each.full_tensor() if hasattr(each, "full_tensor") else each for each in tensors]
 
 
-def write(tensors: Sequence[torch.Tensor], path: Path, *, moved: float) -> None:
-    """Write weights, and how far they have moved since the start."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"tensors": [each.detach().cpu() for each in tensors], "moved": moved}, path)
-
-
-def measure_distance(
-    tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor | None]
-) -> float:
-    """Return the norm of all differences. Tensors without another one do not count."""
-    pairs = [
-        (one.detach().cpu(), other)
-        for one, other in zip(tensors, others, strict=True)
-        if other is not None
-    ]
-    return math.sqrt(
-        math.fsum(float((one.double() - other.double()).square().sum()) for one, other in pairs)
-    )
-
-
 def compare(
-    tensors: Sequence[torch.Tensor], path: Path, names: Sequence[str], *, steps: int
+    tensors: Sequence[torch.Tensor], path: Path, names: Sequence[str], *, noise: Collection[str]
 ) -> dict[str, Any]:
-    """Return the largest difference, relative to weights above 1, the parameter that has it, and
-    the share.
+    """Return the largest difference, relative to weights above 1, and the parameter that has it.
 
-    The share is the distance between the two runs, beyond rounding, as a part of the way from the
-    start: weights that hardly move stay close to each other, whatever the training does.
+    Parameters that get only `noise` as gradients may go anywhere.
     """
-    file = torch.load(path, map_location="cpu", weights_only=True)
-    reference, moved = file["tensors"], float(file["moved"])
+    reference = torch.load(path, map_location="cpu", weights_only=True)
     if [each.shape for each in reference] != [each.shape for each in tensors]:
         return {"error": "the models have different parameters"}
     largest, where = 0.0, ""
     for name, tensor, other in zip(names, tensors, reference, strict=True):
-        if not tensor.numel():
+        if name in noise or not tensor.numel():
             continue
         distance = (tensor.detach().cpu().double() - other.double()).abs()
         found = float((distance / other.double().abs().clamp(min=1.0)).max())
         if not found <= largest:  # NaN is the largest of all
             largest, where = found, name
-    beyond = max(0.0, measure_distance(tensors, reference) - _rounding(reference, steps))
-    share = 0.0 if beyond == 0 else min(beyond / moved, 1e9) if moved else 1e9
-    return {"difference": largest, "parameter": where, "share": share}
-
-
-def _rounding(tensors: Sequence[torch.Tensor], steps: int) -> float:
-    """Return how far rounding alone may take weights of this size."""
-    squares = [
-        (torch.finfo(each.dtype).eps * float(each.double().norm())) ** 2
-        for each in tensors
-        if each.is_floating_point()
-    ]
-    return ROUNDINGS * math.sqrt(max(1, steps) * math.fsum(squares))
+    return {"difference": largest, "parameter": where}
 
 
 def weights_digest(tensors: Sequence[torch.Tensor]) -> int:
     digest = 0
     for each in tensors:
-        values = each.detach().reshape(-1).cpu()
-        digest = zlib.crc32(
-            values.view(torch.uint8).numpy().tobytes() if values.numel() else b"", digest
-        )
+        if each.numel():
+            values = each.detach().reshape(-1).cpu().view(torch.uint8)
+            digest = zlib.crc32(values.numpy().tobytes(), digest)
     return digest
 
 
-def gradient_summary(gradients: Sequence[torch.Tensor]) -> list[tuple[float, float]]:
-    """Return a projection and the norm of each gradient. Projections are linear: a factor shows in
-    all of them.
-    """
-    if not gradients:
-        return []
+def gradient_norms(gradients: Sequence[torch.Tensor]) -> list[float]:
+    return [float(each.detach().double().norm()) for each in map(_dense, gradients)]
+
+
+def project(gradients: Sequence[torch.Tensor]) -> list[float]:
+    """Return a projection of each gradient. It is linear, so a factor shows in all of them."""
     size = min(PROJECTION_SIZE, max(each.numel() for each in gradients))
     vector = torch.randn(size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = []
-    for each in gradients:
-        flat = (each.to_dense() if each.is_sparse else each).detach().reshape(-1)
-        own = vector.to(flat.device)
-        parts = [part.double() for part in torch.split(flat, PROJECTION_SIZE)]
-        projection = sum(float(part @ own[: len(part)]) for part in parts)
-        found.append((projection, sum(float(part.square().sum()) for part in parts) ** 0.5))
+    for each in map(_dense, gradients):
+        own = vector.to(each.device)
+        parts = torch.split(each.detach().reshape(-1), PROJECTION_SIZE)
+        found.append(sum(float(part.double() @ own[: len(part)]) for part in parts))
     return found
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def digest_modules() -> dict[str, list[int]]:

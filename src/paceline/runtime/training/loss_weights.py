@@ -87,7 +87,7 @@ class LossWeights:
             weight = weight.detach().reshape(())
         self.used = True
         if not self._own:
-            self.scale = self._world_size / samples if samples else 1.0
+            self.scale = self._world_size / (samples or 1)
         self._own[self.turn] = self._own.get(self.turn, 0) + weight
         return self.scale
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -17,7 +17,7 @@ from pathlib import Path
 from paceline.contract import env
 from paceline.contract.checkpoint import checkpoint_step, find_checkpoints
 from paceline.contract.foreign_records import read_object
-from paceline.contract.rank_records import ProofSpec
+from paceline.contract.rank_records import ProofSpec, weights_path
 from paceline.contract.run_folder import DONE, FAILED, STOPPED, RunFolder
 from paceline.errors import RunError, UsageError
 from paceline.launch.agents import ParallelRuns
@@ -26,7 +26,7 @@ from paceline.launch.resume import EarlierRun, read_launch_spec
 from paceline.spec.job import Job, Program
 from paceline.spec.option import Flag
 from paceline.spec.shell_text import quote
-from paceline.tools.prove.records import Case, CaseRecords, read_logged, read_ranks
+from paceline.tools.prove.records import Case, CaseRecords, read_ranks
 from paceline.watch.failure import describe_failure
 
 _log = logging.getLogger("paceline")
@@ -39,54 +39,41 @@ class Script:
     program: Program
     # the option for the batch size per rank, whose value here is the global one
     batch_arg: str | None = None
-    metrics: str | None = None  # the file of JSON lines that it writes
 
     def arguments(self, case: Case, folder: Path) -> tuple[str, ...]:
-        values = {"ranks": str(case.ranks), "steps": str(case.steps), "folder": str(folder)}
-        args = self._divided(case) if self.batch_arg else list(self.program.args)
-        return tuple(_fill(each, values) for each in args)
+        args = list(self.program.args)
+        if self.batch_arg is not None:
+            args = self._divided(args, self.batch_arg, case.ranks)
+        values = {"ranks": case.ranks, "steps": case.steps, "folder": folder}
+        for name, value in values.items():
+            args = [each.replace(f"{{{name}}}", str(value)) for each in args]
+        return tuple(args)
 
-    def metrics_file(self, case: Case, folder: Path, *, cwd: Path) -> Path | None:
-        """Return the file of a run that works in `cwd`."""
-        if self.metrics is None:
-            return None
-        return cwd / _fill(self.metrics, {"ranks": str(case.ranks), "folder": str(folder)})
-
-    def _divided(self, case: Case) -> list[str]:
-        found, flag = list(self.program.args), self.batch_arg or ""
-        for number, each in enumerate(found):
-            name, equals, value = each.partition("=")
-            if name != flag:
-                continue
-            where = number if equals else number + 1
-            text = value if equals else (found[where] if where < len(found) else "")
-            if not text.isdigit():
-                raise UsageError(
-                    f"{flag} has no number in the script's arguments.",
-                    hint=f"For example {flag} 64.",
-                )
-            each_rank = divide(int(text), case.ranks)
-            found[where] = f"{name}={each_rank}" if equals else str(each_rank)
-            return found
-        raise UsageError(
-            f"--batch-arg names {flag}, but the script's arguments do not contain it.",
-            hint=f"Add the global batch size: paceline prove --batch-arg {flag} {self.program.name} {flag} 64",
-        )
-
-
-def divide(batch: int, ranks: int) -> int:
-    if batch % ranks:
-        raise UsageError(
-            f"{ranks} ranks cannot share a batch of {batch} evenly.",
-            hint=f"Use a multiple of {ranks}, or other --ranks.",
-        )
-    return batch // ranks
-
-
-def _fill(text: str, values: Mapping[str, str]) -> str:
-    for name, value in values.items():
-        text = text.replace(f"{{{name}}}", value)
-    return text
+    def _divided(self, args: list[str], flag: str, ranks: int) -> list[str]:
+        """Divide the batch size, as in `--batch-size 64` or `--batch-size=64`."""
+        joined = next((each for each in args if each.startswith(f"{flag}=")), None)
+        if joined is not None:
+            where = args.index(joined)
+            args[where : where + 1] = joined.split("=", 1)
+        if flag not in args:
+            hint = f"paceline prove --batch-arg {flag} {self.program.name} {flag} 64"
+            raise UsageError(
+                f"--batch-arg names {flag}, but the script's arguments do not contain it.",
+                hint=f"Add the global batch size: {hint}",
+            )
+        where = args.index(flag) + 1
+        batch = "".join(args[where : where + 1])
+        if not batch.isdigit():
+            raise UsageError(
+                f"{flag} has no number in the script's arguments.", hint=f"For example {flag} 64."
+            )
+        if int(batch) % ranks:
+            raise UsageError(
+                f"{ranks} ranks cannot share a batch of {batch} evenly.",
+                hint=f"Use a multiple of {ranks}, or other --ranks.",
+            )
+        args[where] = str(int(batch) // ranks)
+        return args
 
 
 class LocalRunner:
@@ -100,13 +87,17 @@ class LocalRunner:
         self._started = 0  # cases
         self._pool = ParallelRuns(1)
 
-    def run(self, case: Case, against: Sequence[Case]) -> CaseRecords:
+    def run(self, case: Case, against: Case | None) -> CaseRecords:
         self._started += 1
         _log.info(f"run {self._started}: {case.name}")
-        own = self.folder / "cases" / case.slug
+        own = self._own_folder(case)
         own.mkdir(parents=True)
-        spec = make_spec(case, against, own=own, weights=self.folder / "weights")
-        run = self._create(case, own, _write(spec, own))
+        spec = make_spec(case, own, None if against is None else self._own_folder(against))
+        run = LocalRun(
+            self._job(case, own), in_copy=True, variables={env.PROOF: str(_write(spec, own))}
+        )
+        program = self.script.program
+        run.prepare(["paceline", "prove", program.name, *program.args])
         folder = run.plan.run_path.folder
         verdict = self._launch(run.plan)
         note, stopped_after = "", 0
@@ -120,17 +111,10 @@ class LocalRunner:
             raise _failure(case, folder)
         # the final weights are in a file of their own
         shutil.rmtree(folder.checkpoints, ignore_errors=True)
-        metrics = self.script.metrics_file(case, own, cwd=Path(run.plan.launch_spec.cwd))
-        return replace(
-            self._read(case, own, folder, metrics), note=note, stopped_after=stopped_after
-        )
+        return CaseRecords(case, read_ranks(own, case.ranks), note, stopped_after)
 
-    def _create(self, case: Case, own: Path, spec: Path) -> LocalRun:
-        job = self._job(case, own)
-        variables = {env.PROOF: str(spec)}
-        run = LocalRun(job, in_copy=job.project.snapshot, variables=variables)
-        run.prepare(["paceline", "prove", job.program.name, *job.program.args])
-        return run
+    def _own_folder(self, case: Case) -> Path:
+        return self.folder / "cases" / case.slug
 
     def _job(self, case: Case, own: Path) -> Job:
         program = self.script.program
@@ -180,25 +164,17 @@ class LocalRunner:
         return "", step, self._launch(run.plan)
 
     def remove_weights(self) -> None:
-        shutil.rmtree(self.folder / "weights", ignore_errors=True)
-
-    def _read(self, case: Case, own: Path, folder: RunFolder, metrics: Path | None) -> CaseRecords:
-        logged = read_logged(folder.metrics if metrics is None else metrics)
-        if metrics is not None and not logged:
-            raise RunError(
-                f"The script has written no numbers to {metrics}.", hint="Check --metrics."
-            )
-        return CaseRecords(case, read_ranks(own, case.ranks), logged)
+        for own in self.folder.glob("cases/*"):
+            weights_path(own).unlink(missing_ok=True)
 
 
-def make_spec(case: Case, against: Sequence[Case], *, own: Path, weights: Path) -> ProofSpec:
-    """Return what the ranks of a case record in the folder `own`, with their final weights in `weights`."""
+def make_spec(case: Case, own: Path, against: Path | None) -> ProofSpec:
+    """Return what the ranks of a case record in the folder `own`."""
     return ProofSpec(
         folder=str(own),
         steps=case.steps,
         changes=[*case.without, *case.changes],
-        weights=str(weights / f"{case.slug}.pt"),
-        references={each.name: str(weights / f"{each.slug}.pt") for each in against},
+        reference=str(against or ""),
         stop_at=max(1, case.steps // 3) if case.interrupted else 0,
     )
 
@@ -210,14 +186,15 @@ def _write(spec: ProofSpec, own: Path) -> Path:
 
 
 def _failure(case: Case, folder: RunFolder) -> RunError:
-    lines = describe_failure(folder)
     # a run's id does not lead there: it is not in the user's scratch folder
-    where = quote(str(folder.path))
-    what = "\n  ".join(
-        line.replace(folder.path.name, where) if "paceline logs" in line else line for line in lines
-    )
+    name, where = folder.path.name, quote(str(folder.path))
+    lines = [
+        line.replace(name, where) if "paceline logs" in line else line
+        for line in describe_failure(folder)
+    ]
     return RunError(
-        f"The script failed with {case.name}.", hint=what or f"See its logs in {folder.path}."
+        f"The script failed with {case.name}.",
+        hint="\n  ".join(lines) or f"See its logs in {folder.path}.",
     )
 
 

@@ -5,41 +5,26 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from paceline.errors import RunError
-from paceline.tools.prove.comparison import (
-    Comparison,
-    LossSource,
-    choose_source,
-    compare,
-    tolerance,
-)
+from paceline.tools.prove.causes import Cause
+from paceline.tools.prove.comparison import TOLERANCES, Comparison, compare
 from paceline.tools.prove.diagnosis import Diagnosis
-from paceline.tools.prove.evidence import Cause
 from paceline.tools.prove.records import Case, CaseRecords
 
 _log = logging.getLogger("paceline")
 
 
 class Runner(Protocol):
-    """What runs a case. `against` are earlier cases with whose final weights it compares its own."""
+    """What runs a case. Its ranks compare their final weights with those of the case `against`,
+    which has run before.
+    """
 
-    def run(self, case: Case, against: Sequence[Case]) -> CaseRecords: ...
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to prove."""
-
-    cases: tuple[Case, ...]
-    metric: str | None = None  # None: "loss", or what the ranks pass to backward()
-    has_metrics_file: bool = False
-    tolerance: float | None = None  # None: by the dtype
-    without: tuple[str, ...] = ()  # changes of all cases
+    def run(self, case: Case, against: Case | None) -> CaseRecords: ...
 
 
 @dataclass
@@ -50,8 +35,7 @@ class Proof:
     comparisons: list[Comparison] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)  # cases that could not be run, and why
     causes: list[Cause] = field(default_factory=list)
-    source: LossSource = field(default_factory=lambda: LossSource("", "loss"))
-    limit: float = 0.0
+    limit: float = 0.0  # of differences between numbers of ranks
 
     @property
     def holds(self) -> bool:
@@ -60,135 +44,93 @@ class Proof:
     def facts(self) -> list[str]:
         """Return what all runs have in common."""
         reference = self.cases[0]
-        changes = [f"without {each}" for each in reference.case.without]
+        noise = reference.first.end.get("noise", [])
         return [
-            f"{len(self.curve(reference))} steps",
+            f"{len(reference.losses)} steps",
             reference.dtype,
-            *changes,
-            f"losses: {self.source}",
+            *(f"without {each}" for each in reference.case.without),
+            "losses: those of backward(), averaged over the ranks",
             "weights: those of the optimizers",
+            *([f"no gradient but rounding, so not compared: {', '.join(noise)}"] if noise else []),
         ]
 
-    def curve(self, records: CaseRecords) -> Mapping[int, float]:
-        return self.source.curve(records)
+    def write(self, folder: Path) -> Path:
+        """Write all numbers into the proof's folder; return the path of the file."""
+        table = {
+            "holds": self.holds,
+            "tolerance": self.limit,
+            "comparisons": [{**asdict(each), "agrees": each.agrees} for each in self.comparisons],
+            "causes": [each.as_json() for each in self.causes],
+            "skipped": self.skipped,
+            "losses": {each.case.name: each.losses for each in self.cases},
+        }
+        file = folder / "proof.json"
+        file.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        return file
 
 
-class Prover:
-    """Carries a request out."""
+def prove(cases: Sequence[Case], runner: Runner, *, tolerance: float | None) -> Proof:
+    """Run all cases, the first of which is the reference. A tolerance of None depends on the dtype.
 
-    def __init__(self, request: Request, runner: Runner) -> None:
-        self.request, self.runner = request, runner
-        self.proof = Proof()
-        self._known: dict[Case, CaseRecords] = {}
-
-    def prove(self) -> Proof:
-        """Run everything. Raises RunError if a case fails, or if there is no loss to compare."""
-        proof, first = self.proof, self._changed(self.request.cases[0])
-        reference = self._run(first, [])
-        self._learn(reference)
-        proof.cases.append(reference)
-        for case in map(self._changed, self.request.cases[1:]):
-            if case.interrupted and not reference.uses_runtime:
-                proof.skipped[case.name] = (
-                    "the script does not use paceline.session, which saves and resumes"
-                )
-                continue
-            twin = next((each for each in proof.cases if each.case.ranks == case.ranks), None)
-            against = reference if twin is None else twin
-            records = self._run(case, [against.case])
-            limit = proof.limit if twin is None else 0.0
-            if records.note and case.interrupted:
-                proof.skipped[case.name] = records.note
-                continue
-            proof.cases.append(records)
-            proof.comparisons.append(compare(records, against, proof.source, limit=limit))
-        if not proof.comparisons:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in proof.skipped.items())
-            raise RunError(
-                f"There was nothing to compare ({reasons or 'only one run'}).",
-                hint="Compare at least two numbers of ranks, e.g. --ranks 1,2.",
+    Raises RunError if a case fails, or if there is no loss to compare.
+    """
+    reference = runner.run(cases[0], None)
+    _check_losses(reference)
+    limit = TOLERANCES.get(reference.dtype, TOLERANCES["float32"])
+    proof = Proof([reference], limit=limit if tolerance is None else tolerance)
+    for case in cases[1:]:
+        if case.interrupted and not reference.uses_runtime:
+            proof.skipped[case.name] = (
+                "the script does not use paceline.session, which saves and resumes"
             )
-        if not proof.holds:
-            self._diagnose()
-        return proof
-
-    def _changed(self, case: Case) -> Case:
-        return replace(case, without=self.request.without)
-
-    def _run(self, case: Case, against: Sequence[Case]) -> CaseRecords:
-        if case not in self._known:
-            self._known[case] = self.runner.run(case, against)
-        return self._known[case]
-
-    def _learn(self, reference: CaseRecords) -> None:
-        """Find out from the first run where the losses are, and how precise they are."""
-        source = choose_source(
-            reference, self.request.metric, has_file=self.request.has_metrics_file
+            continue
+        twin = next((each for each in proof.cases if each.case.ranks == case.ranks), None)
+        against = twin or reference
+        records = runner.run(case, against.case)
+        if case.interrupted and records.note:
+            proof.skipped[case.name] = records.note
+            continue
+        proof.cases.append(records)
+        limit = proof.limit if twin is None else 0.0
+        proof.comparisons.append(compare(records, against, limit=limit))
+    if not proof.comparisons:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in proof.skipped.items())
+        raise RunError(
+            f"There was nothing to compare ({reasons or 'only one run'}).",
+            hint="Compare at least two numbers of ranks, e.g. --ranks 1,2.",
         )
-        if source is None:
-            raise no_loss(reference, self.request.metric or "loss")
-        self.proof.source = source
-        self.proof.limit = (
-            tolerance(reference) if self.request.tolerance is None else self.request.tolerance
+    if not proof.holds:
+        proof.causes = _diagnose(proof, runner)
+    return proof
+
+
+def _check_losses(reference: CaseRecords) -> None:
+    if not reference.losses:
+        raise RunError(
+            "The script shows no loss: it never calls backward() on one.",
+            hint="Name a script that trains with torch and an optimizer.",
         )
-        losses = source.curve(reference).values()
-        if not all(map(math.isfinite, losses)):
-            raise RunError(
-                f"The loss with {reference.case.name} is not finite.",
-                hint="Use a script that trains correctly on one rank.",
-            )
-
-    def _diagnose(self) -> None:
-        """Explain the first case that disagrees; another one with the same cause adds nothing."""
-        proof = self.proof
-        failed = next(each for each in proof.comparisons if not each.agrees)
-        by_name = {each.case.name: each for each in proof.cases}
-        other, reference = by_name[failed.name], by_name[failed.against]
-
-        def rerun(ranks: int, changes: Sequence[str], repeat: int) -> CaseRecords:
-            case = replace(reference.case, ranks=ranks, changes=tuple(changes), repeat=repeat)
-            others = (
-                [replace(reference.case, changes=tuple(changes))]
-                if ranks != reference.case.ranks
-                else []
-            )
-            return self._run(case, others)
-
-        _log.info(f"{failed.name} and {failed.against} differ; looking for the cause")
-        diagnosis = Diagnosis(reference, other, proof.source, limit=proof.limit, rerun=rerun)
-        diagnosis.is_reproducible = any(
-            each.limit == 0 and each.agrees for each in proof.comparisons
+    if not all(map(math.isfinite, reference.losses.values())):
+        raise RunError(
+            f"The loss with {reference.case.name} is not finite.",
+            hint="Use a script that trains correctly on one rank.",
         )
-        proof.causes = diagnosis.causes()
 
 
-def no_loss(records: CaseRecords, name: str) -> RunError:
-    """Return the error for a script whose training nothing shows."""
-    names = ", ".join(sorted(set(records.logged) - {"step", "epoch", "time", "seconds"}))
-    if names or records.backward_losses():
-        other = f"Name one of these with --metric: {names}." if names else "Leave out --metric."
-        return RunError(f"Nothing was logged as {name!r}.", hint=other)
-    return RunError(
-        "The script shows no loss: it calls neither backward() nor run.log.",
-        hint=f"Log it with run.log({name}=...), or write JSON lines and name the file with --metrics FILE.",
-    )
+def _diagnose(proof: Proof, runner: Runner) -> list[Cause]:
+    """Explain the first case that disagrees; another one with the same cause adds nothing."""
+    failed = next(each for each in proof.comparisons if not each.agrees)
+    by_name = {each.case.name: each for each in proof.cases}
+    other, reference = by_name[failed.name], by_name[failed.against]
+    _log.info(f"{failed.name} and {failed.against} differ; looking for the cause")
 
+    def rerun(ranks: int, changes: Sequence[str], is_repeat: bool) -> CaseRecords:
+        first = replace(reference.case, changes=tuple(changes), repeat=int(is_repeat))
+        case = replace(first, ranks=ranks)
+        known = by_name.get(case.name)
+        return known or runner.run(case, None if case == first else first)
 
-def write_numbers(proof: Proof, folder: Path) -> Path:
-    """Write all numbers into the proof's folder; return the path of the file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "proof.json"
-    file.write_text(json.dumps(to_table(proof), indent=1) + "\n", encoding="utf-8")
-    return file
-
-
-def to_table(proof: Proof) -> dict[str, object]:
-    """Return the result as JSON values."""
-    return {
-        "holds": proof.holds,
-        "tolerance": proof.limit,
-        "comparisons": [{**asdict(each), "agrees": each.agrees} for each in proof.comparisons],
-        "causes": [asdict(each) for each in proof.causes],
-        "skipped": proof.skipped,
-        "losses": {each.case.name: proof.curve(each) for each in proof.cases},
-    }
+    is_reproducible = any(each.limit == 0 and each.agrees for each in proof.comparisons)
+    return Diagnosis(
+        reference, other, limit=proof.limit, rerun=rerun, is_reproducible=is_reproducible
+    ).causes()

@@ -1,15 +1,16 @@
-"""The cases of a proof, what their ranks have recorded, and what they have logged."""
+"""The cases of a proof, and what their ranks have recorded."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from paceline.contract.foreign_records import read_objects
-from paceline.contract.rank_records import END, OTHER_DRAWS, START, STEP, record_path
+from paceline.contract.rank_records import END, START, STEP, record_path
 from paceline.errors import UsageError
 
 DEFAULT_STYLE = "fork"
@@ -23,23 +24,19 @@ class Case:
     steps: int
     style: str = DEFAULT_STYLE
     interrupted: bool = False  # stopped in the middle, and resumed
-    # what is off or different, to find out what a difference comes from
-    changes: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()  # what is off, to find out what a difference comes from
     without: tuple[str, ...] = ()  # the same for all cases of a proof, so not part of the name
     repeat: int = 0
 
     @property
     def name(self) -> str:
-        parts = [f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"]
+        parts = [count_ranks(self.ranks)]
         if self.style != DEFAULT_STYLE:
             parts.append(self.style)
         if self.interrupted:
             parts.append("interrupted")
-        changes = [each for each in self.changes if each != OTHER_DRAWS]
-        if changes:
-            parts.append(f"without {' and '.join(changes)}")
-        if OTHER_DRAWS in self.changes:
-            parts.append(OTHER_DRAWS)
+        if self.changes:
+            parts.append(f"without {' and '.join(self.changes)}")
         if self.repeat:
             parts.append("again")
         return ", ".join(parts)
@@ -47,7 +44,11 @@ class Case:
     @property
     def slug(self) -> str:
         """The name of its folder."""
-        return f"{self.name}, {self.steps} steps".replace(",", "").replace(" ", "-")
+        return self.name.replace(",", "").replace(" ", "-")
+
+
+def count_ranks(count: int) -> str:
+    return f"{count} rank{'s' if count > 1 else ''}"
 
 
 def plan_cases(
@@ -55,15 +56,13 @@ def plan_cases(
 ) -> list[Case]:
     """Return the runs of a proof, the reference first.
 
-    Every number of ranks runs in the first style. The other styles, and the interruption, run at the first number
-    above one: they have to repeat that run bit for bit.
+    Every number of ranks runs in the first style. The other styles, and the interruption, run at
+    the first number above one: they have to repeat that run bit for bit.
     """
     if not ranks or min(ranks) < 1 or len(set(ranks)) < len(ranks):
         raise UsageError(
             "--ranks needs different numbers, each at least 1.", hint="For example --ranks 1,2,4."
         )
-    if not styles:
-        raise UsageError("--styles is empty.", hint="For example --styles fork,torchrun.")
     if steps < 2:
         raise UsageError(
             f"--steps {steps} is too few to compare.", hint="Use at least 2; the default is 30."
@@ -80,12 +79,13 @@ def plan_cases(
 
 @dataclass
 class RankRecords:
-    """The records of one rank. A run that was interrupted has written some steps twice: the last ones count."""
+    """The records of one rank. A run that was interrupted has written some steps twice: the last
+    ones count.
+    """
 
     start: dict[str, Any] = field(default_factory=dict)
     steps: dict[int, dict[str, Any]] = field(default_factory=dict)
     end: dict[str, Any] = field(default_factory=dict)
-    starts: int = 0
 
     @classmethod
     def read(cls, path: Path) -> RankRecords:
@@ -93,7 +93,6 @@ class RankRecords:
         for record in read_objects(path):
             if record.get("kind") == START:
                 found.start = found.start or record
-                found.starts += 1
             elif record.get("kind") == STEP:
                 found.steps[int(record["step"])] = record
             elif record.get("kind") == END:
@@ -103,13 +102,11 @@ class RankRecords:
 
 @dataclass
 class CaseRecords:
-    """What a case has done: the records of its ranks, and what it logged."""
+    """What a case has done: the records of its ranks."""
 
     case: Case
     ranks: list[RankRecords]
-    logged: dict[str, dict[int, float]] = field(default_factory=dict)  # by name, then by step
     note: str = ""  # what a reader should know about this run
-
     stopped_after: int = 0  # the step of the interruption
 
     @property
@@ -118,7 +115,7 @@ class CaseRecords:
 
     @property
     def ranks_text(self) -> str:
-        return f"{self.case.ranks} rank{'s' if self.case.ranks > 1 else ''}"
+        return count_ranks(self.case.ranks)
 
     @property
     def uses_runtime(self) -> bool:
@@ -131,24 +128,22 @@ class CaseRecords:
 
     @property
     def dtype(self) -> str:
-        return str(self.first.start.get("autocast") or self.first.start.get("dtype") or "float32")
+        return str(self.first.start.get("dtype", "float32"))
 
-    def together(self, step: int, key: str) -> list[Any] | None:
-        """Return what all ranks have recorded in a step, in one list; None if one of them has nothing."""
-        found: list[Any] = []
-        for rank in self.ranks:
-            values = rank.steps.get(step, {}).get(key)
-            if values is None:
-                return None
-            found += values if isinstance(values, list) else [values]
-        return found
+    def of_ranks(self, step: int, key: str) -> list[Any] | None:
+        """Return what each rank has recorded in a step; None if one of them has nothing."""
+        found = [rank.steps.get(step, {}).get(key) for rank in self.ranks]
+        return None if any(each is None for each in found) else found
 
-    def backward_losses(self) -> dict[int, float]:
-        """Return the loss of each step's backward passes, averaged over the ranks."""
-        steps = set.intersection(*(set(rank.steps) for rank in self.ranks)) if self.ranks else set()
+    @cached_property
+    def losses(self) -> dict[int, float]:
+        """The loss of each step's backward passes, averaged over the ranks.
+
+        What a script prints does not count: usually, that is the loss of rank 0's own samples.
+        """
         found = {}
-        for step in sorted(steps):
-            losses = [rank.steps[step]["losses"] for rank in self.ranks]
+        for step in sorted(self.first.steps):
+            losses = self.of_ranks(step, "losses") or [[]]
             if all(losses):
                 found[step] = math.fsum(math.fsum(each) for each in losses) / len(losses)
         return found
@@ -156,18 +151,3 @@ class CaseRecords:
 
 def read_ranks(folder: Path, count: int) -> list[RankRecords]:
     return [RankRecords.read(record_path(folder, rank)) for rank in range(count)]
-
-
-def read_logged(path: Path) -> dict[str, dict[int, float]]:
-    """Return the numbers of a file of JSON lines. Lines without a step count as one step each."""
-    found: dict[str, dict[int, float]] = {}
-    for number, line in enumerate(read_objects(path), start=1):
-        step = line.get("step", line.get("iteration", number))
-        for name, value in line.items():
-            if (
-                isinstance(value, (int, float))
-                and not isinstance(value, bool)
-                and isinstance(step, int)
-            ):
-                found.setdefault(name, {})[step] = float(value)
-    return found
