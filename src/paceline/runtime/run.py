@@ -122,7 +122,6 @@ class Run:
         boundary.loss_check.counter = self._loop
         gradients.loss_check = boundary.loss_check if boundary.loss_check.on else None
         gradients.stragglers = boundary.stragglers if boundary.stragglers.on else None
-        boundary.replicas.optimizers = gradients.optimizers
         if self.rank == 0:
             boundary.before_save = gradients.warn_of_pending
         self._restored: Restored | None = None
@@ -353,7 +352,6 @@ class Run:
             raise UsageError(
                 f"run.resume got {twice[0]!r} twice.", hint="Pass it only in per_rank."
             )
-        self._boundary.replicas.watch(objects)
         objects |= own
         checkpoints_dir = self._choose_checkpoints_dir(folder)
         if checkpoints_dir is None:

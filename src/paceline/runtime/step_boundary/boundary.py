@@ -212,8 +212,7 @@ class Boundary:
             if self.stopping:
                 self.save(step, wait=True)
                 self._stop(step)
-            if self.replicas.on:
-                self.replicas.begin(step)
+            self.replicas.check_when_due(step)
             if self.stragglers.on:
                 self.stragglers.mark_start()
         evaluated = self._evaluated
@@ -268,8 +267,8 @@ class Boundary:
         self.consensus.tick += 1
         if not self.stopping and self.consensus.tick >= self.consensus.due:
             self._run_consensus()
-            if self.replicas.on and may_save and not self.stopping:
-                self.replicas.begin(step)
+            if may_save and not self.stopping:
+                self.replicas.check_when_due(step)
         due = self._save_requested or self.checkpoint_schedule.due_by_step(step)
         if due and may_save and not self.stopping:
             self.save(step)
@@ -289,7 +288,7 @@ class Boundary:
         if self.loss_check.on:
             self.loss_check.settle()
         self._flush_metrics()
-        self.replicas.finish(step)
+        self.replicas.check_now(step)
 
     def _flush_metrics(self) -> None:
         if self.consensus.in_flight:
@@ -312,7 +311,6 @@ class Boundary:
         self.consensus.schedule()
 
     def _launch_consensus(self) -> None:
-        self.replicas.advance()
         schema = self.metrics.offer()
         values = [0.0] * (SIZE + self.stragglers.slots)
         own = 0.0

@@ -67,7 +67,7 @@ def find_comm_hook(chosen: Any) -> CommHook:
     )
 
 
-def _ignored(model: nn.Module) -> set[str]:
+def ignored_names(model: nn.Module) -> set[str]:
     """Return the names of parameters and buffers that the script has told DDP to leave alone."""
     return set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
 
@@ -81,7 +81,7 @@ class _DDPModule(nn.Module):
         super().__init__()
         self.model = model
         self._forward = forward
-        self._ddp_params_and_buffers_to_ignore = [f"model.{name}" for name in _ignored(model)]
+        self._ddp_params_and_buffers_to_ignore = [f"model.{name}" for name in ignored_names(model)]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._forward(*args, **kwargs)
@@ -145,7 +145,7 @@ class DDPModel:
         self._compile_options = compile_options
         self._comm_hook = comm_hook
         self._options = options
-        ignored = _ignored(model)
+        ignored = ignored_names(model)
         self._parameters = [each for name, each in model.named_parameters() if name not in ignored]
         self._original = model.forward
         self._was_patched = "forward" in vars(model)  # by the script, or a library
@@ -385,7 +385,7 @@ class DDPModel:
             self._options.get("forward_sync_buffers"),
         )
         if False not in requested:
-            ignored = _ignored(self.model)
+            ignored = ignored_names(self.model)
             for name, buffer in self.model.named_buffers():
                 if name not in ignored:
                     dist.broadcast(buffer, src=0)

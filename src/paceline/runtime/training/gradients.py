@@ -41,7 +41,6 @@ class _OptimizerInfo:
     covers_all: bool  # it holds all parameters: its zero_grad clears everything
     num_groups: int  # `add_param_group` may add more later
     num_models: int  # and so may `run.wrap`
-    updated: bool = False  # by `update`, on all ranks
 
 
 class Gradients:
@@ -188,12 +187,6 @@ class Gradients:
             self._weights.clear()
             self._has_updated = False
 
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return the optimizers that `update` has stepped. Others may be on some ranks only,
-        inside of another one.
-        """
-        return [optimizer for optimizer, info in self._optimizers.values() if info.updated]
-
     def warn_of_pending(self) -> None:
         """Say once that a checkpoint lacks gradients, which wait for an optimizer that skips
         steps.
@@ -335,7 +328,7 @@ class Gradients:
             and (self.scaler is not None or self._needs_scale(info))
         ):
             raise self._unscaled_error()
-        self._updating, info.updated = optimizer, True
+        self._updating = optimizer
         try:
             if closure is None:
                 stepped = self._step(optimizer, info, clip)
@@ -541,7 +534,6 @@ class Gradients:
         if old is not None and known is optimizer:
             seen = dict(zip(map(id, old.replicas), old.seen, strict=True))
             info.seen = [seen.get(id(each), 0) for each in replicas]
-            info.updated = old.updated
         self._optimizers[id(optimizer)] = (optimizer, info)
         return info
 

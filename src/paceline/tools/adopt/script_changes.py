@@ -25,7 +25,7 @@ from paceline.tools.adopt.script import (
 )
 from paceline.tools.adopt.side_effects import SideEffects
 from paceline.tools.adopt.source_edits import Edit, Remark, Source, apply
-from paceline.tools.adopt.training import Training, find_training, given_parameters, loss_of
+from paceline.tools.adopt.training import Training, find_training, loss_of
 from paceline.tools.adopt.training_edits import (
     change_loader,
     change_loops,
@@ -238,22 +238,6 @@ def _losses(found: Training, run: str) -> Iterator[Remark]:
         total = _sum_in(script, loss_of(call), 0)
         if total is not None:
             yield Remark(total.lineno, SUM.format(run=run), must=True)
-    for optimizer in found.optimizers:
-        for given in given_parameters(optimizer):
-            named = [each for each in ast.walk(given) if isinstance(each, (ast.Name, ast.Call))]
-            values = [one for each in named for one in (each, *_values(script, each))]
-            if any(isinstance(each, ast.Call) and _is_parameter(script, each) for each in values):
-                text = (
-                    "a parameter that is not part of a model is trained here, so its gradients are "
-                )
-                text += (
-                    "not averaged over the ranks: make it part of the model, before it is wrapped"
-                )
-                yield Remark(optimizer.lineno, text, must=True)
-
-
-def _values(script: Script, node: ast.expr) -> list[ast.expr]:
-    return script.values(node.id, node) if isinstance(node, ast.Name) else []
 
 
 def _sum_in(script: Script, node: ast.AST | None, depth: int) -> ast.Call | None:
@@ -281,10 +265,3 @@ def _is_sum(script: Script, call: ast.Call) -> bool:
         return True
     of_all = len(call.args) == (script.dotted(call.func) == "torch.sum") and not call.keywords
     return last_name(call) == "sum" and isinstance(call.func, ast.Attribute) and of_all
-
-
-def _is_parameter(script: Script, call: ast.Call) -> bool:
-    wants = [each for each in call.keywords if each.arg == "requires_grad"]
-    asked = any(getattr(each.value, "value", False) for each in wants)
-    name = script.dotted(call.func)
-    return name == "torch.nn.Parameter" or (asked and name.startswith("torch."))

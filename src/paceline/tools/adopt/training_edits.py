@@ -191,10 +191,7 @@ def _wrap_place(found: Training, model: ast.expr) -> ast.stmt | None:
     script = found.script
     place = statement = script.statement(model)
     text = ast.unparse(model)
-    bound = [each.target for each in ast.walk(statement) if isinstance(each, ast.comprehension)]
     root = text.split(".", maxsplit=1)[0]
-    if root in [last_name(part) for each in bound for part in ast.walk(each)]:
-        return None
     is_chosen = False  # whether a branch makes the model, and another may make another one
     for each in script.ancestors(statement):
         if isinstance(each, (*FUNCTIONS, ast.For, ast.While, ast.With)):
