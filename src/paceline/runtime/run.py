@@ -35,8 +35,7 @@ from paceline.runtime.settings import Params, Settings
 from paceline.runtime.step_boundary.boundary import Boundary
 from paceline.runtime.step_boundary.stop_consensus import Pruned
 from paceline.runtime.trackers.config import plain_config
-from paceline.runtime.trackers.selection import Trackers
-from paceline.runtime.trackers.wandb_noop import NoopRun
+from paceline.runtime.trackers.threads import Trackers
 from paceline.runtime.training.capture.captured_step import CapturedStep
 from paceline.runtime.training.capture.step_graph import Records
 from paceline.runtime.training.fsdp import check_batch
@@ -720,8 +719,7 @@ class Run:
 
         On other ranks, or with W&B off, an object that accepts every call and does nothing.
         """
-        found = self._trackers.wandb_run()
-        return found if found is not None else NoopRun()
+        return self._trackers.wandb_run()
 
     def report(self, value: Any = None, *, step: int | None = None, **named: Any) -> None:
         """Report how good the model is: `run.report(loss)` or `run.report(loss=loss)`, about once

@@ -38,8 +38,7 @@ from paceline.runtime.step_boundary.profiler import ProfilerWindow
 from paceline.runtime.step_boundary.stop_consensus import Completed, Pruned, Stopped
 from paceline.runtime.step_boundary.stragglers import StragglerDetector
 from paceline.runtime.trackers.base import Tracker
-from paceline.runtime.trackers.selection import Trackers, open_trackers
-from paceline.runtime.trackers.thread import ForwardedMetrics
+from paceline.runtime.trackers.threads import ForwardedMetrics, Trackers, open_trackers
 from paceline.runtime.training.gradients import AUTOCAST_DTYPES, Gradients
 from paceline.runtime.training.replica_check import ReplicaCheck
 from paceline.runtime.training.wrap import Wrapper
@@ -221,9 +220,7 @@ class session:
         group, hosts = self._connect(identity, device, phases)
         if settings.seed is not None:
             seed_everything(settings.seed, settings.deterministic)
-        trackers = open_trackers(
-            context, settings, identity, folder=folder, given=self._trackers, store=group.store
-        )
+        trackers = open_trackers(context, settings, identity, folder=folder, given=self._trackers)
         written = folder if rank == 0 else None  # rank 0 writes
         lines = ForwardedMetrics(written.metrics if written else None, trackers.common)
         events = EventWriter(written.rank_events if written else None)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 
 from paceline.contract.run_folder import DONE
-from paceline.runtime.trackers import thread
+from paceline.runtime.trackers import threads
 from paceline.runtime.trackers.base import RunInfo
 from tests.forked_ranks import Ranks
 from tests.runtime.metrics.test_metrics import lines_of
@@ -127,7 +127,7 @@ def test_a_failing_tracker_costs_one_warning(
 ) -> None:
     other = Recorder()
     with monkeypatch.context() as patch:
-        patch.setitem(thread.FINISH_TIMEOUTS, "done", 0.3)
+        patch.setitem(threads.FINISH_TIMEOUTS, "done", 0.3)
         with contextlib.redirect_stderr(io.StringIO()) as output:
             with quiet(folder=tmp_path, trackers=[Breaks(where), other]) as run:
                 for step in run.steps(range(20)):
@@ -155,26 +155,6 @@ def test_trackers_that_cannot_be_created_are_skipped_with_a_warning(tmp_path: Pa
     lines = our_lines(output.getvalue())
     assert [line.split(" is disabled: ")[0].removeprefix("paceline: ") for line in lines] == wrong
     assert len(lines_of(tmp_path)) == 2
-
-
-def test_a_slow_tracker_drops_lines_but_does_not_delay_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Slow(Recorder):
-        def start(self, run: RunInfo) -> None:
-            time.sleep(0.5)
-
-    slow = Slow()
-    with monkeypatch.context() as patch:
-        patch.setattr(thread, "MAX_WAITING", 0)
-        with contextlib.redirect_stderr(io.StringIO()) as output:
-            with quiet(folder=tmp_path, trackers=[slow]) as run:
-                for step in run.steps(range(50)):
-                    run.log(number=step)
-    (line,) = our_lines(output.getvalue())
-    assert "can't keep up with training" in line
-    assert len(lines_of(tmp_path)) == 50
-    assert len(slow.calls) < 50
 
 
 def test_nothing_is_imported_and_no_thread_runs_while_trackers_are_off(tmp_path: Path) -> None:

@@ -114,27 +114,26 @@ def begin_again() -> list[str]:
 
     first = wandb.init(project="one", group="a")
     wandb.log({"number": 1})
-    assert wandb.init(project="one") is first
-    second = wandb.init(project="two", group="a")
+    assert wandb.init(config={"more": 1}) is first
+    second = wandb.init(project="two", reinit=True)
     wandb.log({"number": 2})
-    third = wandb.init(project="two", group="b")
-    wandb.log({"number": 3})
     wandb.finish(exit_code=3)
-    return [first.id, second.id, third.id]
+    return [first.id, second.id]
 
 
-def test_another_project_or_group_is_another_run(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_script_can_have_several_runs(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     environ = {**run_environment(folder, world_size=2), "WANDB_MODE": "offline"}
     ids, _ = ranks(begin_again, 2, env=environ)
     first = "20260102-030405-abcd"
-    assert ids == [first, f"{first}-2", f"{first}-3"]
+    assert ids == [first, f"{first}-2"]
     runs = {wandb_run.id: wandb_run for wandb_run in wandb_runs(folder / "trackers")}
     found = [
         (runs[each].project, runs[each].group, runs[each].history[0]["number"]) for each in ids
     ]
-    assert found == [("one", "a", 1), ("two", "a", 2), ("two", "b", 3)]
-    assert [runs[each].exit_code for each in ids] == [0, 0, 3]
+    assert found == [("one", "a", 1), ("two", "warm", 2)]
+    assert [runs[each].exit_code for each in ids] == [0, 3]
+    assert runs[first].config["more"] == 1
 
 
 @pytest.mark.slow

@@ -16,8 +16,6 @@ from torch.utils.data import TensorDataset
 from paceline.contract import env, wandb_server
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
-from paceline.runtime.trackers.base import RunInfo
-from paceline.runtime.trackers.wandb_run import choose_id
 from tests.forked_ranks import Ranks
 from tests.runtime.metrics.test_metrics import lines_of
 from tests.runtime.models import data, net
@@ -301,9 +299,9 @@ def train_and_signal_service(signal_name: str) -> str:
 
     import psutil
 
-    from paceline.runtime.trackers import thread
+    from paceline.runtime.trackers import threads
 
-    thread.FINISH_TIMEOUTS["done"] = 4.0
+    threads.FINISH_TIMEOUTS["done"] = 4.0
     with contextlib.redirect_stderr(io.StringIO()) as output:
         with quiet() as run:
             for step in run.steps(range(60)):
@@ -335,9 +333,3 @@ def test_training_does_not_depend_on_the_service(
     (line,) = our_lines(output)
     assert line.startswith(said)
     assert [row["number"] for row in lines_of(folder)] == list(range(60))
-
-
-def test_a_folder_that_cannot_keep_the_id_does_not_end_the_training(tmp_path: Path) -> None:
-    (tmp_path / "trackers").write_text("no folder can be made here")
-    info = RunInfo(folder=tmp_path)
-    assert choose_id(info, {}) != choose_id(info, {})

@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
+from paceline.runtime.settings import LaunchContext
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,16 @@ class RunInfo:
     # settings of the run: nodes, style, seed, ...
     config: dict[str, Any] = field(default_factory=dict)
     best: tuple[str, str] | None = None  # the metric to keep the best value of, and "max" or "min"
+
+    @classmethod
+    def of(cls, context: LaunchContext, **more: Any) -> RunInfo:
+        """Return what a process knows from its agent, and more."""
+        spec, folder = context.launch_spec, context.folder
+        known: dict[str, Any] = {"attempt": context.attempt, "folder": folder and folder.path}
+        if spec is not None:
+            known |= {"run_id": spec.run_id, "project": spec.project}
+            known |= {"experiment": spec.experiment, "params": dict(spec.params)}
+        return cls(**{**known, **more})
 
     @property
     def trackers_folder(self) -> Path | None:

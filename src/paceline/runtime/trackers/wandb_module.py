@@ -21,18 +21,15 @@ from paceline.runtime.trackers.base import RunInfo, Tracking, first_line
 from paceline.runtime.trackers.wandb_noop import NOOP, AttributeDict, NoopRun, as_mapping
 from paceline.runtime.trackers.wandb_run import choose_id, init_run
 
-NAMES = ("project", "group", "entity")  # a change in one of these starts another run
-
 
 class WandbModule:
     """The state behind the functions: this process's run."""
 
     def __init__(self) -> None:
         self.run: Any = None  # a W&B run or a NoopRun; None before `init`
-        self.session_run: Callable[[], Any] | None = None  # returns the W&B run of an open session
+        self._session_run: Callable[[], Any] | None = None  # returns the run of an open session
         self._is_shared = False  # whether `run` is the session's run
         self._runs = 0
-        self._names: dict[str, Any] = {}
 
     # -- which ranks have a run
     # ------------------------------------------------------------------------
@@ -73,38 +70,37 @@ class WandbModule:
     # ------------------------------------------------------------------------
 
     def init(self, **options: Any) -> Any:
-        """`wandb.init`. A different project or group finishes the current run first."""
-        names = {name: options.get(name) for name in NAMES}
-        if self.run is None or self._starts_another(names, options.get("reinit")):
+        """Start a run on rank 0; on other ranks return an object that does nothing. Takes
+        wandb.init's keyword arguments.
+
+        With a run already, return that one, as wandb does; with `reinit=True`, finish it first.
+        """
+        if options.get("reinit") in (True, "finish_previous", "create_new"):
             self.finish()
-            self._names = names
+        if self.run is None:
             self._runs += 1
-            shared = self.session_run() if self.session_run is not None else None
-            if shared is None:
+            if self._session_run is None:
                 self.run = self._start(options)
                 return self.run
-            self.run, self._is_shared = shared, True
+            self.run, self._is_shared = self._session_run(), True
         self.run.config.update(as_mapping(options.get("config")), allow_val_change=True)
         return self.run
 
-    def _starts_another(self, names: dict[str, Any], reinit: Any) -> bool:
-        if reinit in (True, "finish_previous", "create_new"):
-            return True
-        return any(
-            value is not None and value != self._names.get(name) for name, value in names.items()
-        )
-
     def _start(self, options: dict[str, Any]) -> Any:
         if self.is_real and options.get("mode") != "disabled":
-            launch_spec = self.context.launch_spec
-            send = launch_spec.run_id if launch_spec else ""
             try:
-                return init_run(
-                    self.package, self._choose_options(options), self.tracking, send=send
-                )
+                return self._start_real(options)
             except (self.package.Error, OSError) as error:
                 note(f"W&B is disabled: {first_line(error)}")
         return NoopRun(**{**options, "config": self._config(options)})
+
+    def _start_real(self, options: dict[str, Any]) -> Any:
+        run = RunInfo.of(self.context)
+        has_id = options.get("id") or points.RUN_ID in os.environ or points.SWEEP_ID in os.environ
+        if run.run_id and not has_id:
+            number = "" if self._runs == 1 else f"-{self._runs}"
+            options = {"resume": "allow", **options, "id": f"{choose_id(run)}{number}"}
+        return init_run(self.package, options, run, self.tracking)
 
     def _config(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return the config of a rank without a run: what the script passed, overridden by the
@@ -112,27 +108,8 @@ class WandbModule:
         """
         return {**as_mapping(options.get("config")), **points.read_point(os.environ)}
 
-    def _choose_options(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return options for `wandb.init`: `[tracking]` first, then the script's, then defaults of
-        the run folder.
-        """
-        tracking, options = self.tracking, {**options}
-        options["project"] = tracking.wandb_project or options.get("project")
-        options["group"] = tracking.wandb_group or options.get("group")
-        options["entity"] = tracking.wandb_entity or options.get("entity")
-        folder, launch_spec = self.context.folder, self.context.launch_spec
-        has_id = options.get("id") or points.RUN_ID in os.environ or points.SWEEP_ID in os.environ
-        if launch_spec is not None and not has_id:
-            first = choose_id(RunInfo(run_id=launch_spec.run_id), os.environ)
-            options["id"] = first if self._runs == 1 else f"{first}-{self._runs}"
-            options.setdefault("resume", "allow")
-        if folder is not None and "WANDB_DIR" not in os.environ and not options.get("dir"):
-            folder.trackers.mkdir(exist_ok=True)
-            options["dir"] = str(folder.trackers)
-        return options
-
     def finish(self, exit_code: int | None = None, **options: Any) -> None:
-        """`wandb.finish`; a session finishes its run itself."""
+        """Finish the run; a session finishes its run itself."""
         run, is_own = self.run, self.is_real and not self._is_shared
         self.run, self._is_shared = None, False
         if run is not None and is_own:
@@ -143,19 +120,20 @@ class WandbModule:
 
     def share(self, session_run: Callable[[], Any] | None) -> None:
         """Use the W&B run of a session; None when the session ends."""
-        self.session_run = session_run
+        self._session_run = session_run
         if session_run is None and self._is_shared:
             self.run, self._is_shared = None, False
 
     # -- the rest
     # --------------------------------------------------------------------------------------
 
-    def log(self, *args: Any, **options: Any) -> None:
+    def log(self, data: dict[str, Any], *args: Any, **options: Any) -> None:
+        """Log to the run. Takes wandb.log's arguments."""
         if self.is_real and self.run is None:
-            self.package.log(*args, **options)  # raises wandb's own error about `init`
+            self.package.log(data, *args, **options)  # raises wandb's own error about `init`
         elif self.is_real:
             try:
-                self.run.log(*args, **options)
+                self.run.log(data, *args, **options)
             # its service has ended: a signal to all processes of a job reaches it, too
             except ConnectionError as error:
                 note(f"W&B gets no more values: {first_line(error)}")
@@ -180,8 +158,12 @@ class WandbModule:
     def agent(
         self, sweep_id: str, function: Callable[[], Any] | None = None, **options: Any
     ) -> None:
-        """`wandb.agent`, which trains in one process."""
-        if self.package is None or not sweep_id:
+        """Run points of a sweep: call `function` with each in `wandb.config`. Takes wandb.agent's
+        keyword arguments.
+
+        It trains in one process. For several ranks, use `paceline sweep --wandb-sweep`.
+        """
+        if self.package is None:
             note("W&B is off: there is no sweep to run, so wandb.agent does not call the function")
             return
         if self.identity.is_distributed:
@@ -190,7 +172,13 @@ class WandbModule:
                 hint="Use paceline sweep --wandb-sweep: each point is a run, on any number of "
                 "ranks.",
             )
-        self.package.agent(sweep_id, function=function, **options)
+
+        def run_point() -> None:
+            self.run = None  # wandb has finished that of the last point
+            assert function is not None
+            function()
+
+        self.package.agent(sweep_id, function=function and run_point, **options)
 
 
 WANDB_MODULE = WandbModule()

@@ -50,10 +50,7 @@ class NoopRun(Noop):
         names = ("id", "name", "project", "entity", "group", "job_type", "notes")
         vars(self).update({name: str(options.get(name) or "") for name in names})
         self.disabled = self.offline = True
-        self.resumed = False
-        self.step = self.starting_step = 0
-        self.url = self.sweep_id = None
-        self.tags = ()
+        self.step = 0
         self.dir = tempfile.gettempdir()
         self.config = AttributeDict(config or {})
         self.summary = AttributeDict()
