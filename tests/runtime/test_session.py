@@ -102,12 +102,14 @@ def weighted_means() -> list[object]:
         own = float(run.rank) if run.rank else math.nan
         tensor = torch.tensor([own, -own])
         half = torch.full((), 30000.0, dtype=torch.float16)
+        byte = torch.tensor(200, dtype=torch.uint8)
         counts = torch.tensor([run.rank, 1])
         return [
             run.mean(own, weight=run.rank),
             run.mean(tensor, weight=run.rank).tolist(),
             run.mean(tensor, weight=torch.tensor(run.rank)).tolist(),
             run.mean(half, weight=1000).item(),
+            run.mean(byte, weight=10).item(),
             run.mean(torch.tensor([own, 2.0]), weight=counts).tolist(),
             run.mean(0 if run.rank == 0 else tensor, weight=run.rank).tolist(),
             math.isnan(run.mean(own, weight=0)),
@@ -121,6 +123,7 @@ def test_a_weighted_mean_over_ranks(ranks: Ranks) -> None:
         [5 / 3, -5 / 3],
         [5 / 3, -5 / 3],
         30000,
+        200,
         [5 / 3, 2],
         [5 / 3, -5 / 3],
         True,
@@ -134,19 +137,17 @@ def test_a_weighted_mean_over_ranks(ranks: Ranks) -> None:
 def wrong_weights() -> list[object]:
     found: list[object] = []
     with quiet() as run:
-        for weight in (None if run.rank else 2, -1 if run.rank else 1):
-            try:
-                run.mean(1.0, weight=weight)
-            except UsageError as error:
-                found.append(error.message)
+        try:
+            run.mean(1.0, weight=None if run.rank else 2)
+        except UsageError as error:
+            found.append(error.message)
         return [*found, run.sum(1)]
 
 
 def test_ranks_agree_on_weights(ranks: Ranks) -> None:
     """Otherwise all sums that follow would be those of other values."""
     expected = [
-        "run.mean got a weight on rank 0, but no weight on rank 1.",
-        "run.mean got a negative weight on rank 1.",
+        "Rank 0 has called run.mean with a weight, but rank 1 run.mean without a weight.",
         2,
     ]
     assert ranks(wrong_weights, 2) == [expected] * 2
@@ -180,16 +181,8 @@ def gathered() -> list[object]:
             run.gather({"rank": rank, "text": "x" * rank, "tensor": torch.ones(2)})[-1]["text"]
         )
         found.append(run.gather(None))
-        for wrong in (
-            torch.ones(1, dtype=torch.int32 if rank else torch.int64),
-            Unpicklable() if rank else 1,
-        ):
-            try:
-                run.gather(wrong)
-            except UsageError as error:
-                found.append(error.message)
         try:
-            run.gather(torch.ones(1) if rank == 0 else 1)
+            run.gather(Unpicklable() if rank else 1)
         except UsageError as error:
             found.append(error.message)
         found.append(run.gather(rank))
@@ -210,13 +203,7 @@ def test_gather_takes_ragged_tensors_and_objects(ranks: Ranks, world_size: int) 
         [None] * world_size,
     ]
     if world_size > 1:
-        tensor = "run.gather got a cpu tensor of torch.int64 on rank 0, but a cpu tensor of torch.int32 on rank 1."
-        mixed = "run.gather got a cpu tensor of torch.float32 on rank 0, but an object on rank 1."
-        expected += [
-            tensor,
-            "run.gather could not pickle the object of rank 1: ValueError: not me",
-            mixed,
-        ]
+        expected += ["run.gather could not pickle the object of rank 1: ValueError: not me"]
     assert results == [[*expected, list(everyone)]] * world_size
 
 
@@ -593,12 +580,7 @@ def add_different_things() -> list[Any]:
     with quiet() as run:
         first = run.rank == 0
         three = torch.tensor(3)
-        for value in (
-            0 if first else three,
-            2 if first else three,
-            0 if first else torch.ones(2),
-            0.5 if first else three,
-        ):
+        for value in (0 if first else three, 0 if first else torch.ones(2)):
             total = run.sum(value)
             found.append((total.tolist(), str(total.dtype)))
         for one, other in (
@@ -614,15 +596,13 @@ def add_different_things() -> list[Any]:
 
 
 def test_ranks_add_up_numbers_and_tensors(ranks: Ranks) -> None:
-    got = "run.sum and run.mean got a cpu tensor of torch.float32 and shape (2,) on rank"
+    got = "run.sum and run.mean got a cpu tensor of torch.float32 and shape (2,) on one rank"
     expected = [
         (3, "torch.int64"),
-        (5, "torch.int64"),
         ([1.0, 1.0], "torch.float32"),
-        (3.5, "torch.float32"),
-        f"{got} 0, but a cpu tensor of torch.float64 and shape (2,) on rank 1.",
-        f"{got} 0, but a cpu tensor of torch.float32 and shape (3,) on rank 1.",
-        f"{got} 1, but the number 1 on rank 0.",
+        f"{got}, but a cpu tensor of torch.float64 and shape (2,) on rank 1.",
+        f"{got}, but a cpu tensor of torch.float32 and shape (3,) on rank 1.",
+        f"{got}, but the number 1 on rank 0.",
         2**71,
     ]
     assert ranks(add_different_things, 2) == [expected, expected]

@@ -742,9 +742,9 @@ class Run:
         a number.
 
         A sum of booleans counts those that are true. Like `torch.sum`, it returns int64 for all
-        tensors of integers. If some ranks have a number and others a tensor, all get a tensor; the
-        number must be 0, or the tensor a scalar. Raises UsageError for anything but numbers and
-        tensors, and on all ranks if tensors differ in dtype or shape.
+        tensors of integers; for halves, it returns float32. Where others have a tensor, a rank may
+        have the number 0. Raises UsageError for anything but numbers and tensors, and on all ranks
+        if tensors differ in dtype or shape.
 
         Ranks that a mesh puts along "tensor" work on the same samples, and count once.
         """
@@ -761,19 +761,15 @@ class Run:
         matter, and may be NaN. If no rank has any, the result is NaN. Raises UsageError on all
         ranks if only some pass a weight.
         """
-        if weight is not None:
-            return collectives.weighted_mean(value, weight, self._group.data, self.device)
-        return collectives.sum_over_ranks(value, self._group.data, self.device) / self.dp_size
+        return collectives.mean_over_ranks(value, weight, self._group.data, self.device)
 
     def gather(self, value: Value) -> list[Value]:
         """Return the values of all ranks, on all ranks, as a list in the order of ranks.
 
-        They are tensors, or objects that can be pickled. Tensors have the same dtype on all ranks,
-        but may differ in shape. They arrive without gradients, on the device that they were on.
-        Waits for all ranks.
+        They are tensors of any dtype and shape, or objects that can be pickled. Tensors arrive
+        without gradients, on the device that they were on. Waits for all ranks.
 
-        Raises UsageError on all ranks if some pass a tensor and some an object, or if an object
-        cannot be pickled.
+        Raises UsageError on all ranks if an object cannot be pickled.
         """
         return collectives.gather(value, self._group.data, self.device)
 
