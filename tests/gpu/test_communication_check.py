@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import RunError
-from paceline.runtime.distributed import communication_check
 from paceline.runtime.distributed.identity import read_identity
-from paceline.runtime.distributed.process_group import ProcessGroups
+from paceline.runtime.distributed.process_group import ProcessGroups, check_communication
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,7 +28,7 @@ def group() -> Iterator[ProcessGroups]:
 
 
 def test_the_check_passes(group: ProcessGroups) -> None:
-    communication_check.check_communication(group, read_identity(), DEVICE, timeout=60)
+    check_communication(group, read_identity(), DEVICE, timeout=60)
 
 
 def test_an_unresponsive_device_is_named(group: ProcessGroups) -> None:
@@ -37,6 +36,6 @@ def test_an_unresponsive_device_is_named(group: ProcessGroups) -> None:
     with pytest.raises(
         RunError, match=r"1 ranks over nccl failed: no answer within 0.5 s"
     ) as caught:
-        communication_check.check_communication(group, read_identity(), DEVICE, timeout=0.5)
+        check_communication(group, read_identity(), DEVICE, timeout=0.5)
     assert "NCCL_SOCKET_IFNAME" in caught.value.hint
     torch.cuda.synchronize()

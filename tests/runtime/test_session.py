@@ -464,7 +464,7 @@ def test_invalid_settings_are_named() -> None:
 
 def test_two_ranks_on_one_gpu_are_named() -> None:
     def placed(rank: int, host: str, hardware: str) -> RankPlacement:
-        return RankPlacement(rank, 4, host, rank % 2, "cuda:0", hardware, 4242, "0-3")
+        return RankPlacement(rank, host, hardware, "")
 
     devices = [(0, "a", "GPU-1"), (1, "a", "GPU-2"), (2, "b", "GPU-1"), (3, "b", "GPU-1")]
     placements = [placed(*each) for each in devices]
@@ -507,11 +507,6 @@ def test_a_session_that_cannot_save_says_so_once(
 
 
 def test_the_report_lists_the_placement(capfd: pytest.CaptureFixture[str]) -> None:
-    placement = RankPlacement(3, 4, "b", 1, "cuda:1", "GPU-77", 4242, "0-3,8")
-    assert (
-        " · ".join(placement.describe())
-        == "rank 3 of 4 · node b · local rank 1 · cuda:1 (GPU-77) · pid 4242 · cpus 0-3,8"
-    )
     with paceline.session(cpu=True) as run:
         run.print("hello")
     captured = capfd.readouterr()

@@ -27,12 +27,17 @@ class LrScale:
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        factor: float,
+        ratio: float,
         *,
+        rule: str,
         warmup: int,
         step: Callable[[], int],
     ) -> None:
-        if get_lr_scale(optimizer) is not None:
+        if rule not in RULES:
+            raise UsageError(
+                f"Unknown rule {rule!r} for run.scale_lr.", hint=f"Use one of {', '.join(RULES)}."
+            )
+        if hasattr(optimizer, _NAME):
             raise UsageError(
                 "The learning rate of this optimizer is already scaled.",
                 hint="Call run.scale_lr once per optimizer.",
@@ -46,7 +51,8 @@ class LrScale:
             raise UsageError(
                 f"warmup={warmup} is not a number of steps.", hint="Use 0 for no warm-up."
             )
-        self.factor, self.warmup = factor, warmup
+        self.factor = ratio if rule == "linear" else math.sqrt(ratio)
+        self.warmup = warmup
         self._step = step
         self._optimizer = optimizer
         self._rates: list[tuple[dict[str, Any], float]] = []  # while the optimizer steps
@@ -84,26 +90,7 @@ class LrScale:
         self._rates.clear()
 
 
-def get_lr_scale(optimizer: torch.optim.Optimizer) -> LrScale | None:
-    return getattr(optimizer, _NAME, None)
-
-
 def effective_rate(optimizer: torch.optim.Optimizer, rate: float) -> float:
     """Return what a group's rate becomes while the optimizer steps."""
-    scale = get_lr_scale(optimizer)
+    scale: LrScale | None = getattr(optimizer, _NAME, None)
     return rate if scale is None else rate * scale.now
-
-
-def scale_factor(batch: float, reference: float, rule: str) -> float:
-    """Return the factor for a batch that is larger than the one that the rate was chosen for."""
-    if rule not in RULES:
-        raise UsageError(
-            f"Unknown rule {rule!r} for run.scale_lr.", hint=f"Use one of {', '.join(RULES)}."
-        )
-    if not (batch > 0 and reference > 0):
-        raise UsageError(
-            f"Cannot compute a factor from batch={batch} and reference={reference}.",
-            hint="Use sizes above 0.",
-        )
-    ratio = batch / reference
-    return ratio if rule == "linear" else math.sqrt(ratio)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import json
-import numbers
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +26,7 @@ from paceline.runtime.distributed import collectives
 from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.distributed.process_group import ProcessGroups
 from paceline.runtime.loop import Loop, LoopBatches
-from paceline.runtime.lr_scale import LrScale, scale_factor
+from paceline.runtime.lr_scale import LrScale
 from paceline.runtime.metrics.report import TrialReporter
 from paceline.runtime.randomness import derive_seed, seed_everything, seed_rank
 from paceline.runtime.resumable_iterable import PlainLoader
@@ -307,16 +306,16 @@ class Run:
                 "global one.",
                 hint="Pass batch=loader.batch_size * run.dp_size.",
             )
-        size = batch if isinstance(batch, int) else getattr(batch, "batch_size", None)
-        if batch is not None and not isinstance(size, int):
-            raise UsageError(
-                f"A {type(batch).__name__} has no global batch size.",
-                hint="Pass the number of samples per step.",
-            )
-        factor = scale_factor(
-            self.dp_size if size is None else size, 1 if reference is None else reference, rule
+        size = self.dp_size
+        if batch is not None:
+            size = batch if isinstance(batch, int) else batch.batch_size
+        return LrScale(
+            optimizer,
+            size / (reference or 1),
+            rule=rule,
+            warmup=warmup,
+            step=lambda: self._loop.step,
         )
-        return LrScale(optimizer, factor, warmup=warmup, step=lambda: self._loop.step)
 
     def resume(
         self,
@@ -686,15 +685,7 @@ class Run:
             tokens: The number of tokens.
             flops: The FLOPs of the forward and the backward pass.
         """
-        for name, value in (("samples", samples), ("tokens", tokens), ("flops", flops)):
-            if not isinstance(value, (int, float, numbers.Real)) or not 0 <= value < float("inf"):
-                raise UsageError(
-                    f"run.throughput({name}=...) needs a number of at least 0, but got "
-                    f"{value!s:.40}.",
-                    hint="Pass a Python number, such as x.numel(). Reading a tensor's value would "
-                    "stall the device.",
-                )
-        self._metrics.throughput.add(samples, tokens, flops)
+        self._metrics.throughput.add(float(samples), float(tokens), float(flops))
 
     def config(self, settings: Any) -> None:
         """Record the script's own settings: the namespace of argparse, a data class or a mapping,

@@ -6,21 +6,21 @@ import difflib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 import torch
 
 from paceline.contract import env, process
-from paceline.contract.foreign_records import EventWriter, LineWriter
+from paceline.contract.foreign_records import EventWriter
 from paceline.contract.heartbeat_file import FINISHED, READY, SAVED_AND_STOPPED
 from paceline.contract.run_folder import DONE, FAILED, STOPPED, RunFolder
 from paceline.errors import UsageError
 from paceline.runtime.console import note
-from paceline.runtime.distributed import communication_check, rank_placement
 from paceline.runtime.distributed import device as devices
 from paceline.runtime.distributed import process_group as groups
+from paceline.runtime.distributed import rank_placement
 from paceline.runtime.distributed.identity import Identity, read_identity
 from paceline.runtime.distributed.mesh import RankMesh, resolve_sizes
 from paceline.runtime.metrics.metrics import Metrics
@@ -38,26 +38,13 @@ from paceline.runtime.step_boundary.profiler import ProfilerWindow
 from paceline.runtime.step_boundary.stop_consensus import Completed, Pruned, Stopped
 from paceline.runtime.step_boundary.stragglers import StragglerDetector
 from paceline.runtime.trackers.base import Tracker
-from paceline.runtime.trackers.threads import ForwardedMetrics, Trackers, open_trackers
+from paceline.runtime.trackers.threads import ForwardedMetrics, open_trackers
 from paceline.runtime.training.gradients import AUTOCAST_DTYPES, Gradients
 from paceline.runtime.training.replica_check import ReplicaCheck
 from paceline.runtime.training.wrap import Wrapper
 
 # one session at a time: signal handlers, process group and heartbeat belong to the process
 _open = False
-
-
-@dataclass
-class _Parts:
-    """What a session has opened, and so what it closes."""
-
-    run: Run
-    group: groups.ProcessGroups
-    boundary: Boundary
-    lines: LineWriter
-    trackers: Trackers
-    # called by all ranks, after training that was not stopped
-    at_end: Callable[[], None] | None = None
 
 
 class session:
@@ -184,7 +171,9 @@ class session:
             self._folder = RunFolder(Path(folder).absolute())
         self._trackers = trackers
         self._start = time.perf_counter()
-        self._parts: _Parts | None = None
+        self._run: Run | None = None  # while it is open
+        # called by all ranks, after training that was not stopped
+        self._at_end: Callable[[], None] | None = None
 
     def __enter__(self) -> Run:
         """Set the session up, together with all other ranks."""
@@ -196,13 +185,13 @@ class session:
             )
         _open, process.failure_context = True, ""
         try:
-            self._parts = self._build()
-            return self._parts.run
+            self._run = self._build()
+            return self._run
         except BaseException:
             _open = False
             raise
 
-    def _build(self) -> _Parts:
+    def _build(self) -> Run:
         """Find this rank and its peers, and build what the script works with."""
         settings, context, folder = self._settings, self._context, self._folder
         phases = StartPhases()
@@ -287,13 +276,12 @@ class session:
         )
         if settings.mesh is not None:
             run._set_mesh(settings.mesh)
-        parts = _Parts(run, group, boundary, lines, trackers)
         if env.PROOF in os.environ:
             from paceline.runtime.proof.patches import attach_recorder
 
-            parts.at_end = attach_recorder(run)
+            self._at_end = attach_recorder(run)
         trackers.start()
-        return parts
+        return run
 
     def _connect(
         self, identity: Identity, device: torch.device, phases: StartPhases
@@ -306,30 +294,20 @@ class session:
         phases.mark("device")
         store = groups.open_store(identity, timeout=settings.timeout)
         placements = rank_placement.gather_placements(
-            store, rank_placement.local_placement(identity, device)
+            store, rank_placement.local_placement(identity, device), identity.world_size
         )
         if placements and settings.report:
             rank_placement.print_placements(placements)
         phases.mark("rendezvous")
         devices.activate(device)
-        backend = settings.backend or groups.default_backend(device)
-        try:
-            group = groups.init_process_groups(
-                identity, device, store=store, backend=backend, timeout=settings.timeout
-            )
-        except RuntimeError as error:
-            what = "creating the process group"
-            raise communication_check.communication_error(
-                identity, backend, str(error), what=what
-            ) from error
-        try:
-            if spec is None or spec.check:
-                communication_check.check_communication(
-                    group, identity, device, timeout=settings.timeout
-                )
-        except BaseException:
-            group.abandon()
-            raise
+        group = groups.connect(
+            identity,
+            device,
+            store=store,
+            backend=settings.backend,
+            timeout=settings.timeout,
+            check=spec is None or spec.check,
+        )
         phases.mark("process_group")
         return group, [each.host for each in placements]
 
@@ -343,20 +321,19 @@ class session:
         at once.
         """
         global _open
-        parts = self._parts
-        assert parts is not None
-        self._parts = None
+        run, self._run = self._run, None
+        assert run is not None
         try:
             if error is None or isinstance(error, Stopped) or _is_plain_exit(error):
                 pruned = isinstance(error, Pruned)
                 agreed = isinstance(error, Stopped) and not isinstance(error, Completed)
-                stopped = not pruned and (agreed or parts.boundary.stopping)
-                self._leave_together(parts, stopped=stopped, pruned=pruned)
+                stopped = not pruned and (agreed or run._boundary.stopping)
+                self._leave_together(run, stopped=stopped, pruned=pruned)
             else:
-                self._leave_alone(parts)
+                self._leave_alone(run)
         finally:
             _open = False
-            parts.boundary.signals.restore()
+            run._boundary.signals.restore()
         if isinstance(error, Stopped):
             raise SystemExit(0) from None
         in_report = self._context.launch_spec is not None
@@ -367,22 +344,22 @@ class session:
         """Give signals back their meaning: no loop may be running that would notice a request to
         stop.
         """
-        if self._parts is not None:
-            self._parts.boundary.signals.restore()
+        if self._run is not None:
+            self._run._boundary.signals.restore()
 
-    def _leave_together(self, parts: _Parts, *, stopped: bool, pruned: bool = False) -> None:
+    def _leave_together(self, run: Run, *, stopped: bool, pruned: bool = False) -> None:
         """Leave with all ranks: collectives work, and nothing stays in flight."""
-        run, boundary = parts.run, parts.boundary
+        boundary = run._boundary
         try:
             boundary.finish(run.step)
-            if parts.at_end is not None and not stopped:
-                parts.at_end()
+            if self._at_end is not None and not stopped:
+                self._at_end()
             if not pruned:  # nothing resumes a pruned trial
                 run._save_at_end()
             boundary.checkpoint_schedule.close(wait=True)
             run._close()
         except BaseException:
-            self._leave_alone(parts)
+            self._leave_alone(run)
             raise
         if pruned and run.rank == 0:
             boundary.progress.close()
@@ -391,31 +368,31 @@ class session:
         if run.rank == 0 and not pruned and schedule.last_step == schedule.failed_step >= 0:
             boundary.heartbeat.mark_unsaved(schedule.failed_step)
         self._print_summary(run, boundary, stopped)
-        parts.lines.close()
+        boundary.metrics.lines.close()
         if run.rank == 0:
             boundary.events.write("session_end", step=run.step)
         boundary.events.close()
-        parts.group.close()
+        run._group.close()
         boundary.heartbeat.set_state(SAVED_AND_STOPPED if stopped else FINISHED)
         boundary.heartbeat.close()
-        parts.trackers.close(
+        run._trackers.close(
             STOPPED if stopped else DONE, urgent=stopped and boundary.signals.is_urgent
         )
 
-    def _leave_alone(self, parts: _Parts) -> None:
+    def _leave_alone(self, run: Run) -> None:
         """Leave after an error on this rank, without waiting for any other: no barrier and no
         collective.
         """
-        boundary = parts.boundary
+        boundary = run._boundary
         boundary.signals.is_leaving = True
-        parts.group.abandon()
+        run._group.abandon()
         boundary.progress.close()
         boundary.metrics.finish_alone()
         boundary.checkpoint_schedule.close(wait=False)
-        parts.run._close()
-        parts.lines.close()
+        run._close()
+        boundary.metrics.lines.close()
         boundary.events.close()
-        parts.trackers.close(FAILED)
+        run._trackers.close(FAILED)
 
     def _print_summary(self, run: Run, boundary: Boundary, stopped: bool) -> None:
         boundary.progress.close()

@@ -12,7 +12,6 @@ import torch
 
 from paceline.contract import env
 from paceline.errors import RunError
-from paceline.runtime.distributed import communication_check
 from paceline.runtime.distributed import process_group as groups
 from paceline.runtime.distributed.identity import read_identity
 from tests.forked_ranks import Ranks
@@ -24,16 +23,14 @@ def init_groups() -> groups.ProcessGroups:
     identity = read_identity()
     store = groups.open_store(identity, timeout=60)
     return groups.init_process_groups(
-        identity, torch.device("cpu"), store=store, backend=None, timeout=60
+        identity, torch.device("cpu"), store=store, backend="gloo", timeout=60
     )
 
 
 def check(group: groups.ProcessGroups, *, timeout: float = 60) -> str:
     """Return the error of the check, or an empty string."""
     try:
-        communication_check.check_communication(
-            group, read_identity(), torch.device("cpu"), timeout=timeout
-        )
+        groups.check_communication(group, read_identity(), torch.device("cpu"), timeout=timeout)
     except RunError as error:
         group.abandon()
         return str(error)
@@ -77,14 +74,14 @@ def test_a_peer_that_does_not_answer_is_an_error(ranks: Ranks, tmp_path: Path) -
 
 def session_with_lost_peer() -> str:
     """Rank 1 leaves once the groups exist, and its process ends."""
-    original = communication_check.check_communication
+    original = groups.check_communication
 
     def leave(*args: Any, **options: Any) -> None:
         if read_identity().rank == 1:
             raise RunError("gone")
         original(*args, **options)
 
-    communication_check.check_communication = leave
+    groups.check_communication = leave
     try:
         with quiet():
             return "never"
@@ -115,7 +112,7 @@ def test_a_wrong_sum_is_an_error(ranks: Ranks) -> None:
 def count_checks(folder: str) -> list[Any]:
     """Count the checks of a session, with and without a launch spec that turns them off."""
     counted: list[Any] = []
-    communication_check.check_communication = lambda *_, **__: counted.append("checked")
+    groups.check_communication = lambda *_, **__: counted.append("checked")
     with quiet():
         pass
     os.environ[env.RUN] = folder

@@ -180,7 +180,6 @@ def test_numbers_of_any_type_are_logged(tmp_path: Path) -> None:
 
 
 REFUSED = [
-    (10**400, "an integer that is too large for a float"),
     (torch.zeros(3), "a Tensor of shape (3,)"),
     (torch.zeros(0), "a Tensor of shape (0,)"),
     (torch.tensor(1j), "a complex"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from torch.utils.data import TensorDataset
@@ -104,17 +103,17 @@ def test_only_the_time_of_loops_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     counter.waited += 0.5
     counter.steps, counter.samples = 4, 32
     counter.add(0, 2, 3)
-    assert counter.take().amounts() == Amounts(2.0, 0.5, 4, 32, 2, 3)
+    assert counter.take()() == Amounts(2.0, 0.5, 4, 32, 2, 3)
     clock[0] += 1
     counter.end_loop()
     clock[0] += 60  # an evaluation
     counter.begin_loop()
     clock[0] += 4
     counter.add(5, 0, 0)
-    assert counter.take().amounts() == Amounts(5.0, 0, 0, 5, 0, 0)
+    assert counter.take()() == Amounts(5.0, 0, 0, 5, 0, 0)
     counter.end_loop()
     clock[0] += 60
-    assert counter.take().amounts() == Amounts(0, 0, 0, 0, 0, 0)
+    assert counter.take()() == Amounts(0, 0, 0, 0, 0, 0)
 
 
 def test_rates_and_mfu() -> None:
@@ -199,15 +198,7 @@ def test_a_failed_device_does_not_hide_its_error(monkeypatch: pytest.MonkeyPatch
     counter = ThroughputCounter(torch.device("cuda"))
     counter.begin_loop()
     counter.end_loop()
-    assert counter.take().amounts().seconds >= 0
-
-
-def test_only_numbers_are_counted() -> None:
-    with quiet(seed=0) as run:
-        run.throughput(tokens=numpy.int64(3))
-        for value in (torch.ones(2), "7", -1, float("nan"), float("inf")):
-            with pytest.raises(UsageError, match=r"run.throughput\(tokens=...\) needs a number"):
-                run.throughput(tokens=value)  # type: ignore[arg-type]
+    assert counter.take()().seconds >= 0
 
 
 def test_the_batch_of_a_dataloader_is_not_the_global_one() -> None:
@@ -217,5 +208,3 @@ def test_the_batch_of_a_dataloader_is_not_the_global_one() -> None:
             run.scale_lr(
                 optimizer, batch=torch.utils.data.DataLoader([1, 2], batch_size=2), reference=2
             )
-        with pytest.raises(UsageError, match="not a number of steps"):
-            run.scale_lr(optimizer, warmup=0.1)  # type: ignore[arg-type]

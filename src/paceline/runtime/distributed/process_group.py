@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import socket
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +30,11 @@ from paceline.runtime.distributed.identity import Identity
 _store: Any = None
 _sessions = 0
 
+# Seconds for the communication check, unless the session sets a time: in large worlds, adapters may
+# take minutes to connect.
+CHECK_TIMEOUT = 300.0
+POLL_INTERVAL = 0.0005
+_INTERFACE = {"nccl": "NCCL_SOCKET_IFNAME", "gloo": "GLOO_SOCKET_IFNAME"}
 LATE_AFTER = 5.0  # seconds after which ranks that have not come are named
 RENDEZVOUS_TIMEOUT = 1800.0  # seconds, as for collectives over gloo
 
@@ -196,13 +203,37 @@ def wait_for_key(store: Any, key: str) -> str | None:
         return None
 
 
-def init_process_groups(
+def connect(
     identity: Identity,
     device: torch.device,
     *,
     store: Any,
     backend: str | None,
     timeout: float | None,
+    check: bool = True,
+) -> ProcessGroups:
+    """Create the groups over a store, and check that they work; do not wait for any that does not.
+
+    Raises RunError if the ranks cannot communicate.
+    """
+    backend = backend or default_backend(device)
+    try:
+        group = init_process_groups(identity, device, store=store, backend=backend, timeout=timeout)
+    except RuntimeError as error:
+        raise communication_error(
+            identity, backend, str(error), what="creating the process group"
+        ) from error
+    try:
+        if check:
+            check_communication(group, identity, device, timeout=timeout)
+    except BaseException:
+        group.abandon()
+        raise
+    return group
+
+
+def init_process_groups(
+    identity: Identity, device: torch.device, *, store: Any, backend: str, timeout: float | None
 ) -> ProcessGroups:
     """Create the groups over a store. A group that the script has created itself is used, and not
     destroyed.
@@ -214,7 +245,6 @@ def init_process_groups(
     clean_exit.keep_process_groups(dist)
     clean_exit.wait_for_torch_at_exit()
     if owned:
-        backend = backend or default_backend(device)
         # With a device id, NCCL creates its communicators now: a fault shows here and not in the
         # first step.
         dist.init_process_group(
@@ -227,6 +257,59 @@ def init_process_groups(
         )
     control = dist.new_group(backend="gloo", timeout=limit)
     return ProcessGroups(store=store, main=dist.group.WORLD, control=control, owned=owned)
+
+
+def check_communication(
+    group: ProcessGroups, identity: Identity, device: torch.device, *, timeout: float | None
+) -> None:
+    """Sum a 1 from every rank over each group, which finds a broken network before the first step.
+
+    It makes the connections that the first step would make anyway. All ranks have already met at
+    the store, so one that does not answer soon will not answer at all. Raises RunError if the sum
+    is not the world size.
+    """
+    if group.main is None:
+        return
+    for each in (group.main, group.control):
+        backend = str(dist.get_backend(each))
+        place = torch.device("cpu") if backend == "gloo" else device
+        try:
+            total = _sum_of_ones(each, place, timeout or CHECK_TIMEOUT)
+        except (RuntimeError, TimeoutError) as error:
+            raise communication_error(identity, backend, str(error)) from error
+        if total != identity.world_size:
+            reason = f"the sum of {identity.world_size} ones came out as {total:g}"
+            raise communication_error(identity, backend, reason)
+
+
+def _sum_of_ones(group: Any, device: torch.device, limit: float) -> float:
+    """Poll until the sum is there: waiting for NCCL would block this thread until NCCL ends the
+    process.
+    """
+    total = torch.ones(1, device=device)
+    work = dist.all_reduce(total, group=group, async_op=True)
+    deadline = time.monotonic() + limit
+    while not work.is_completed():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no answer within {limit:g} s")
+        time.sleep(POLL_INTERVAL)
+    work.wait()  # raises what went wrong
+    return total.item()
+
+
+def communication_error(
+    identity: Identity, backend: str, reason: str, *, what: str = "the first all-reduce"
+) -> RunError:
+    """Return the error for a network that does not work, with what to try."""
+    name = _INTERFACE.get(backend)
+    interface = f" Set {name} (--env) to the interface that the nodes share." if name else ""
+    return RunError(
+        f"Rank {identity.rank} on {socket.gethostname()}: {what} of {identity.world_size} ranks "
+        f"over {backend} failed: {reason.strip().partition(chr(10))[0].rstrip('.')}.",
+        hint="Run with --debug (NCCL_DEBUG=INFO, TORCH_DISTRIBUTED_DEBUG=DETAIL) to see which "
+        f"ranks cannot reach each other.{interface} To skip this check, use submit --no-check, or "
+        "check = false in [launch].",
+    )
 
 
 def store_address(identity: Identity) -> tuple[str, int] | None:

@@ -27,40 +27,26 @@ SHARED_HINT = (
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """The host, device and CPUs of one rank."""
+    """The host and the GPU of one rank, and the line that describes it."""
 
     rank: int
-    world_size: int
     host: str
-    local_rank: int
-    device: str
     hardware: str
-    pid: int
-    cpus: str
-
-    def describe(self) -> list[str]:
-        return [
-            f"rank {self.rank} of {self.world_size}",
-            f"node {self.host}",
-            f"local rank {self.local_rank}",
-            f"{self.device} ({self.hardware})" if self.hardware else self.device,
-            f"pid {self.pid}",
-            f"cpus {self.cpus}",
-        ]
+    line: str
 
 
 def local_placement(identity: Identity, device: torch.device) -> RankPlacement:
     """Return the placement of this rank."""
-    return RankPlacement(
-        rank=identity.rank,
-        world_size=identity.world_size,
-        host=socket.gethostname(),
-        local_rank=identity.local_rank,
-        device=str(device),
-        hardware=hardware_id(device),
-        pid=os.getpid(),
-        cpus=format_cpu_list(allowed_cpus()),
-    )
+    host, hardware = socket.gethostname(), hardware_id(device)
+    parts = [
+        f"rank {identity.rank} of {identity.world_size}",
+        f"node {host}",
+        f"local rank {identity.local_rank}",
+        f"{device} ({hardware})" if hardware else str(device),
+        f"pid {os.getpid()}",
+        f"cpus {format_cpu_list(allowed_cpus())}",
+    ]
+    return RankPlacement(identity.rank, host, hardware, " · ".join(parts))
 
 
 def find_shared_gpu(placements: Sequence[RankPlacement]) -> str | None:
@@ -76,7 +62,7 @@ def find_shared_gpu(placements: Sequence[RankPlacement]) -> str | None:
     return None
 
 
-def gather_placements(store: Any, placement: RankPlacement) -> list[RankPlacement]:
+def gather_placements(store: Any, placement: RankPlacement, world_size: int) -> list[RankPlacement]:
     """Send this rank's placement to rank 0, which checks all of them. Returns them on rank 0, and
     [] elsewhere.
 
@@ -91,7 +77,7 @@ def gather_placements(store: Any, placement: RankPlacement) -> list[RankPlacemen
         if problem != "ok":
             raise DeviceError(problem, hint=SHARED_HINT)
         return []
-    keys = [f"placement/{rank}" for rank in range(placement.world_size)]
+    keys = [f"placement/{rank}" for rank in range(world_size)]
     store.wait(keys)
     placements = [RankPlacement(**json.loads(text)) for text in store.multi_get(keys)]
     shared = find_shared_gpu(placements)
@@ -114,13 +100,8 @@ def check_world_size(identity: Identity, expected: int | None) -> None:
 
 
 def print_placements(placements: list[RankPlacement]) -> None:
-    """Print one aligned line per rank to standard error, which is not the script's own output."""
-    rows = [placement.describe() for placement in placements[:MAX_PRINTED]]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        " · ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    """Print one line per rank to standard error, which is not the script's own output."""
+    lines = [placement.line for placement in placements[:MAX_PRINTED]]
     if len(placements) > MAX_PRINTED:
         hosts = len({placement.host for placement in placements})
         lines.append(f"… and {len(placements) - MAX_PRINTED} more ranks, on {hosts} nodes in total")

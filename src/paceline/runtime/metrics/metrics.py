@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -46,9 +45,6 @@ class LineSink(Protocol):
     def append(self, text: str) -> None: ...
 
 
-LARGEST = int(sys.float_info.max)
-
-
 class Metrics:
     """The metrics of a session. Every rank logs; rank 0 writes `metrics.jsonl`."""
 
@@ -62,15 +58,14 @@ class Metrics:
         rates: Rates | None = None,
     ) -> None:
         self.latest: dict[str, float] = {}
+        self.latest_rates: dict[str, float] = {}  # how fast the run trains, as the newest line says
         self.throughput = ThroughputCounter(rates.device if rates else None)
         # a metric, each of whose values goes to `on_watched` with its step
         self.watched: str | None = None
         self.on_watched: Callable[[int, float], None] = lambda step, value: None
-        rates = rates or Rates()
-        self._format = LineFormatter(rates)
+        self.lines = lines
+        self._rates = rates or Rates()
         self._own = own
-        self._own_format = LineFormatter(rates)
-        self._lines = lines
         self._group = group
         self._rank = rank
         self._entries: list[Entry] = []
@@ -81,7 +76,11 @@ class Metrics:
 
     def log(self, step: int, epoch: int, weight: float, values: dict[str, Any]) -> None:
         if not RESERVED.isdisjoint(values):
-            raise _reserved_name(values)
+            name = next(name for name in values if name in RESERVED)
+            raise UsageError(
+                f"run.log({name}=...): Paceline itself writes {name!r} to metrics.jsonl.",
+                hint=f"Use another name, such as my_{name}.",
+            )
         for name, given in values.items():
             kind = type(given)
             value = given
@@ -91,14 +90,7 @@ class Metrics:
                 kind = type(value)
             if kind is not float and kind is not int:
                 values[name] = value = given if kind is str else _scalar(name, value)
-            elif kind is int and not -LARGEST <= value <= LARGEST:
-                raise _too_large(name)
         self._entries.append((step, epoch, weight, time.time(), values))
-
-    @property
-    def latest_rates(self) -> dict[str, float]:
-        """How fast the run trains, as the newest line has it."""
-        return self._format.rates
 
     # -- captured steps ----------------------------------------------------------------------------
 
@@ -148,7 +140,7 @@ class Metrics:
     def _fold(self, batch: Batch) -> None:
         batch.fold()
         if self._own and batch.rows:
-            text = self._own_format.lines(batch, batch.means())
+            text = self._format(batch, batch.means())
             for sink in self._own:
                 sink.append(text)
 
@@ -190,9 +182,25 @@ class Metrics:
             if self.watched in values:
                 self.on_watched(step, values[self.watched])
         if self._rank == 0 and means:
-            self._lines.append(
-                self._format.lines(batch, means, is_alone=is_alone and self._group is not None)
-            )
+            is_share = is_alone and self._group is not None
+            self.lines.append(self._format(batch, means, is_share=is_share))
+
+    def _format(
+        self, batch: Batch, means: dict[int, dict[str, float]], *, is_share: bool = False
+    ) -> str:
+        """Return the lines of a batch. They have the same rates: those of the steps since the last
+        one. With `is_share`, they are rank 0's share, say so, and have no rates.
+        """
+        texts = {ALONE: MARK} if is_share else {}
+        if batch.amounts is not None and not is_share:
+            rates = self._rates.of(batch.amounts, batch.ranks)
+            self.latest_rates = rates or self.latest_rates
+            texts = {
+                name: f', "{name}": {value:.6g}'
+                for name, value in rates.items()
+                if value - value == 0
+            }
+        return "".join([_line(step, row, means[step], texts) for step, row in batch.rows.items()])
 
 
 def describe_difference(names: list[set[str]]) -> str:
@@ -202,21 +210,6 @@ def describe_difference(names: list[set[str]]) -> str:
         if len(found_on) < len(names):
             return f"names ({name!r} only on {format_ranks(found_on)})"
     return "steps"
-
-
-def _reserved_name(values: dict[str, Any]) -> UsageError:
-    name = next(name for name in values if name in RESERVED)
-    return UsageError(
-        f"run.log({name}=...): Paceline itself writes {name!r} to metrics.jsonl.",
-        hint=f"Use another name, such as my_{name}.",
-    )
-
-
-def _too_large(name: str) -> UsageError:
-    return UsageError(
-        f"run.log({name}=...) got an integer that is too large for a float.",
-        hint="Log its logarithm, or text.",
-    )
 
 
 def _scalar(name: str, value: Any) -> Any:
@@ -234,8 +227,6 @@ def _scalar(name: str, value: Any) -> Any:
         number = value.item()
     for kind in (bool, int, float, str):
         if isinstance(number, kind):  # also their subclasses, such as an IntEnum
-            if isinstance(number, int) and not -LARGEST <= number <= LARGEST:
-                raise _too_large(name)
             return int(number) if kind is bool else kind(number)
     shape = getattr(value, "shape", None)
     what = type(value).__name__ if not shape else f"{type(value).__name__} of shape {tuple(shape)}"
@@ -246,34 +237,6 @@ def _scalar(name: str, value: Any) -> Any:
 
 
 MARK = f', "{ALONE}": "rank 0"'
-
-
-class LineFormatter:
-    """Writes rows as lines of JSON. The lines of a batch have the same rates: those of the steps
-    since the last one.
-    """
-
-    def __init__(self, throughput: Rates) -> None:
-        self.rates: dict[str, float] = {}  # of the newest lines that have any
-        self._throughput = throughput
-
-    def lines(
-        self, batch: Batch, means: dict[int, dict[str, float]], *, is_alone: bool = False
-    ) -> str:
-        """Return the lines of a batch. With `is_alone`, they are rank 0's share, say so, and have
-        no rates.
-        """
-        if is_alone:
-            return "".join(
-                [_line(step, row, means[step], {ALONE: MARK}) for step, row in batch.rows.items()]
-            )
-        rates = self._throughput.of(batch.amounts, batch.ranks) if batch.amounts is not None else {}
-        if rates:
-            self.rates = rates = rates | self._throughput.memory()
-        texts = {
-            name: f', "{name}": {value:.6g}' for name, value in rates.items() if value - value == 0
-        }
-        return "".join([_line(step, row, means[step], texts) for step, row in batch.rows.items()])
 
 
 def _line(step: int, row: Row, means: dict[str, float], rates: dict[str, str]) -> str:

@@ -7,13 +7,14 @@ import math
 import re
 import time
 import zlib
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from paceline.runtime.metrics.throughput import Amounts, Work
+from paceline.runtime.metrics.throughput import Amounts
 
 # One call of `log`: step, epoch, weight of these values, time, the values.
 Entry = tuple[int, int, float, float, dict[str, Any]]
@@ -92,7 +93,9 @@ class Row:
 class Batch:
     """Rows that are reduced together."""
 
-    def __init__(self, entries: list[Entry], *, alone: bool, processed: Work | None = None) -> None:
+    def __init__(
+        self, entries: list[Entry], *, alone: bool, processed: Callable[[], Amounts] | None = None
+    ) -> None:
         self.entries = entries
         # what `ranks` ranks have processed; known once it is folded
         self.amounts: Amounts | None = None
@@ -163,7 +166,7 @@ class Batch:
                     sums[name], weights[name] = share, weight
         self.entries = []
         if self.processed is not None:
-            self.amounts = self.processed.amounts()
+            self.amounts = self.processed()
 
     def reduce(self, group: Any, *, same_names: bool) -> None:
         """Add up what all ranks have processed and, if they have logged the same names, their

@@ -80,16 +80,6 @@ class _Moment:
         return later.host - self.host
 
 
-class Work:
-    """What a rank has processed in a while. How long that took may be known only later."""
-
-    def __init__(self, spans: list[tuple[_Moment, _Moment]], *counts: float) -> None:
-        self._spans, self._counts = spans, counts
-
-    def amounts(self) -> Amounts:
-        return Amounts(sum(begin.seconds_until(end) for begin, end in self._spans), *self._counts)
-
-
 class ThroughputCounter:
     """Counts on one rank. The loop adds to the public attributes."""
 
@@ -121,18 +111,24 @@ class ThroughputCounter:
         """The seconds that the loop has waited for data since its first step."""
         return self._waited_before + self.waited
 
-    def take(self) -> Work:
-        """Return what was processed since the last call, and start anew."""
+    def take(self) -> Callable[[], Amounts]:
+        """Start anew, and return a function that tells what was processed since the last call: how
+        long that took may be known only later.
+        """
         if self._began is not None:
             self.end_loop()
             self._began = self._spans[-1][1]
+        spans, self._spans = self._spans, []
         samples = self._more_samples or self.samples
-        taken = Work(self._spans, self.waited, self.steps, samples, self._tokens, self._flops)
-        self._spans = []
+        counts = self.waited, self.steps, samples, self._tokens, self._flops
+
+        def amounts() -> Amounts:
+            return Amounts(sum(begin.seconds_until(end) for begin, end in spans), *counts)
+
         self._waited_before += self.waited
         self.waited = self._more_samples = self._tokens = self._flops = 0.0
         self.steps = self.samples = 0
-        return taken
+        return amounts
 
 
 class Rates:
@@ -171,17 +167,14 @@ class Rates:
             rates["tflops_per_second"] = amounts.flops / seconds / 1e12
             if self._peak is not None:
                 rates["mfu"] = amounts.flops / seconds / (self._peak * ranks)
+        if self.device is not None and self.device.type == "cuda":
+            # GB, of this rank's tensors on its GPU at most
+            rates["peak_memory"] = torch.cuda.max_memory_allocated(self.device) / 1e9
         return rates
 
     @functools.cached_property
     def _peak(self) -> float | None:
         return self.find_peak()
-
-    def memory(self) -> dict[str, float]:
-        """Return the most memory that this rank's tensors have taken on its GPU, in GB."""
-        if self.device is None or self.device.type != "cuda":
-            return {}
-        return {"peak_memory": torch.cuda.max_memory_allocated(self.device) / 1e9}
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype | None) -> float | None:
