@@ -33,10 +33,8 @@ CONSEQUENCE = re.compile(
 )
 PORT_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)\n(?:\s+(?!\s|File )(.+))?', re.MULTILINE)
-# What Python and `paceline.spawn` print if a script starts processes while one of these imports it.
-IMPORTING = re.compile(
-    r"has finished its bootstrapping phase|paceline\.spawn was called while a new process imported"
-)
+# What Python prints if a script starts processes while one of these imports it.
+IMPORTING = re.compile(r"has finished its bootstrapping phase")
 UNGUARDED = (
     "Each process that the script starts imports it again. Start processes only under `if "
     '__name__ == "__main__":`.'

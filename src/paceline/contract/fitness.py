@@ -16,18 +16,14 @@ LINE = "paceline-fitness "
 
 @dataclass(frozen=True)
 class Measurement:
-    """One rank's numbers; 0 where it has none. Speeds of links are in GB/s, of all-reduces as bus
-    bandwidth.
-    """
+    """One rank's numbers; 0 where it has none."""
 
     rank: int
     host: str
     node: int
     device: str  # "cpu", or the GPU's name
     tflops: float = 0.0  # of a matrix product; on a CPU per second of its own CPU time
-    within: float = 0.0  # all-reduce among the ranks of the node
-    between: float = 0.0  # all-reduce among the first ranks of all nodes
-    # exchange with the first rank of another node, by its number
+    # GB/s of an exchange between the first rank of this node and of another, by its number
     pairs: dict[str, float] = field(default_factory=dict)
     complete: bool = False  # all of it was measured
     error: str = ""  # why the rest was not

@@ -18,9 +18,8 @@ from paceline.contract.heartbeat_file import FINISHED, READY, SAVED_AND_STOPPED
 from paceline.contract.run_folder import DONE, FAILED, STOPPED, RunFolder
 from paceline.errors import UsageError
 from paceline.runtime.console import note
-from paceline.runtime.distributed import device as devices
+from paceline.runtime.distributed import placement
 from paceline.runtime.distributed import process_group as groups
-from paceline.runtime.distributed import rank_placement
 from paceline.runtime.distributed.identity import Identity, read_identity
 from paceline.runtime.distributed.mesh import RankMesh, resolve_sizes
 from paceline.runtime.metrics.metrics import Metrics
@@ -197,15 +196,15 @@ class session:
         phases = StartPhases()
         identity = read_identity()
         spec, rank = context.launch_spec, identity.rank
-        rank_placement.check_world_size(identity, spec.world_size if spec else None)
+        placement.check_world_size(identity, spec.world_size if spec else None)
         if settings.mesh is not None:
             # before anything is open that an error would leave open
             resolve_sizes(settings.mesh, identity.world_size)
         heartbeat = Heartbeat(context.heartbeat_file, identity.local_rank)
         heartbeat.mark_session()
-        device = devices.choose_device(identity, cpu=settings.cpu)
+        device = placement.choose_device(identity, cpu=settings.cpu)
         if settings.bind and spec is not None:
-            devices.bind_to_device_cpus(device)
+            placement.bind_to_device_cpus(device)
         group, hosts = self._connect(identity, device, phases)
         if settings.seed is not None:
             seed_everything(settings.seed, settings.deterministic)
@@ -293,13 +292,13 @@ class session:
         settings, spec = self._settings, self._context.launch_spec
         phases.mark("device")
         store = groups.open_store(identity, timeout=settings.timeout)
-        placements = rank_placement.gather_placements(
-            store, rank_placement.local_placement(identity, device), identity.world_size
+        placements = placement.gather_placements(
+            store, placement.local_placement(identity, device), identity.world_size
         )
         if placements and settings.report:
-            rank_placement.print_placements(placements)
+            placement.print_placements(placements)
         phases.mark("rendezvous")
-        devices.activate(device)
+        placement.activate(device)
         group = groups.connect(
             identity,
             device,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
-from paceline.errors import EnvironmentProblem, UsageError
+from paceline.errors import UsageError
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 
@@ -211,9 +211,7 @@ class LaunchContext:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> LaunchContext:
-        """Read the variables and files that an agent sets up. Raises EnvironmentProblem for a bad
-        launch spec.
-        """
+        """Read the variables and files that an agent sets up."""
         environ = os.environ if environ is None else environ
         if not environ.get(env.RUN):
             return cls(heartbeat_file=environ.get(env.HEARTBEAT))
@@ -222,51 +220,29 @@ class LaunchContext:
             launch_spec = LaunchSpec.from_json(folder.launch_spec.read_text(encoding="utf-8"))
         except FileNotFoundError:
             launch_spec = None
-        except (OSError, ValueError, TypeError) as error:
-            raise EnvironmentProblem(
-                f"Cannot read {folder.launch_spec}: {error}.",
-                hint=f"Check that {env.RUN} names the run folder, or unset it.",
-            ) from None
         return cls(
             folder, int(environ.get(env.ATTEMPT, "1")), launch_spec, environ.get(env.HEARTBEAT)
         )
 
 
-class Params(Mapping[str, Any]):
+class Params(dict[str, Any]):
     """The script's parameters, as `params["lr"]` or `params.lr`. Read-only, and the same on all
     ranks.
     """
 
-    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        nested = {
-            key: Params(value) if isinstance(value, dict) else value
-            for key, value in (values or {}).items()
-        }
-        object.__setattr__(self, "_values", nested)
-
-    _values: dict[str, Any]
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        for key, value in values.items():
+            super().__setitem__(key, Params(value) if isinstance(value, dict) else value)
 
     def __getattr__(self, key: str) -> Any:
-        try:
-            return self._values[key]
-        except KeyError:
-            raise AttributeError(
-                f"There is no parameter {key!r}. Set it with --param {key}=... or in [params] of "
-                "paceline.toml, or use "
-                f"run.params.get({key!r}, default)."
-            ) from None
+        if key in self:
+            return self[key]
+        raise AttributeError(
+            f"There is no parameter {key!r}. Set it with --param {key}=... or in [params] of "
+            f"paceline.toml, or use run.params.get({key!r}, default)."
+        )
 
-    def __setattr__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: Any) -> None:
         raise AttributeError("run.params is read-only, so that all ranks have the same values.")
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        return f"Params({self._values!r})"
+    __setattr__ = __setitem__

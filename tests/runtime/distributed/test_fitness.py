@@ -34,16 +34,12 @@ def links(*, nodes: int = 1) -> Measurement:
     return measure.measure_links(start, identity, torch.device("cpu"))
 
 
-def test_links_of_ranks(ranks: Ranks) -> None:
-    found = ranks(links, 2)
-    assert all(each.complete and each.within > 0 for each in found)
-    assert all(each.between == 0 and each.pairs == {} for each in found), (
-        "one node has no neighbours"
-    )
+def test_one_node_has_no_links(ranks: Ranks) -> None:
+    assert [(each.complete, each.pairs) for each in ranks(links, 2)] == [(True, {})] * 2
 
 
 def test_links_between_nodes(ranks: Ranks) -> None:
     found = ranks(functools.partial(links, nodes=3), 3)
     assert [sorted(each.pairs) for each in found] == [["1"], ["0", "2"], ["1"]]
-    assert all(each.complete and each.between > 0 and each.within == 0 for each in found)
+    assert all(each.complete for each in found)
     assert all(speed > 0 for each in found for speed in each.pairs.values())

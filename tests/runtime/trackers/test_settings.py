@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,31 +25,6 @@ with paceline.session(cpu=True) as run:
     if run.rank:
         assert "wandb" not in sys.modules
 """
-
-
-def test_flags_override_the_file(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:
-    def tracking(*args: str) -> dict[str, Any]:
-        paceline("run", "--cpu", "--nproc", "1", *args, "train.py", check=True)
-        newest = max(scratch.glob("*/*/*/launch.json"), key=lambda path: path.stat().st_mtime)
-        found: dict[str, Any] = json.loads(newest.read_text())["tracking"]
-        return found
-
-    (tmp_path / "train.py").write_text("pass\n")
-    (tmp_path / "paceline.toml").write_text(
-        '[tracking]\nwandb = false\nwandb_entity = "team"\ntrackers = ["a.b:C"]\n'
-    )
-    plain = tracking()
-    assert plain == {"wandb": False, "wandb_entity": "team", "trackers": ["a.b:C"]}
-    assert tracking("--wandb-group", "g", "--wandb-all-processes", "--tensorboard") == {
-        **plain,
-        "wandb": True,
-        "wandb_group": "g",
-        "wandb_all_processes": True,
-        "tensorboard": True,
-    }
-    done = paceline("run", "--no-wandb", "--wandb-project", "p", "train.py")
-    assert done.returncode == 2
-    assert "--no-wandb and --wandb-project conflict" in done.stderr
 
 
 def test_a_launched_run_logs_and_does_not_write_to_home(

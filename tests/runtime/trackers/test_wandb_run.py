@@ -158,22 +158,6 @@ def test_a_folder_without_a_run_id_keeps_the_id(ranks: Ranks, tmp_path: Path) ->
     assert ids[0] == ids[1]
 
 
-def begin_from_another(other: str) -> list[str]:
-    return train(start_from=other)
-
-
-def test_a_run_that_starts_from_another_does_not_take_over_its_id(
-    ranks: Ranks, tmp_path: Path
-) -> None:
-    old, new = tmp_path / "old", tmp_path / "new"
-    ranks(train, 1, env=run_environment(old, wandb=True, wandb_mode="offline", world_size=1))
-    environ = run_environment(new, wandb=True, wandb_mode="offline", world_size=1)
-    launch_spec = RunFolder(new).launch_spec
-    launch_spec.write_text(launch_spec.read_text().replace("20260102-030405-abcd", "a-new-one"))
-    assert ranks(begin_from_another, 1, str(old), env=environ) == [["Run", "a-new-one"]]
-    assert [wandb_run.id for wandb_run in wandb_runs(new / "trackers")] == ["a-new-one"]
-
-
 # -- no package, key or network ------------------------------------------------------------------------
 
 

@@ -1,4 +1,5 @@
-"""The program of the fitness check: each rank measures its device and its links, within seconds.
+"""The program of the fitness check: each rank measures its device, and its node's links, within
+seconds.
 
 It is started by agents, with torchrun's variables, or by srun. It writes what it has after each
 part, so that a link that hangs does not hide what was measured before.
@@ -12,7 +13,6 @@ import os
 import socket
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -22,8 +22,8 @@ import torch.distributed as dist
 from paceline.contract import env
 from paceline.contract.fitness import LINE, Measurement
 from paceline.contract.run_folder import write_atomically
-from paceline.runtime.distributed.device import activate, choose_device
 from paceline.runtime.distributed.identity import Identity, read_identity
+from paceline.runtime.distributed.placement import activate, choose_device
 from paceline.runtime.distributed.process_group import default_backend, open_store
 
 PRODUCT_SECONDS = 1.0
@@ -80,81 +80,42 @@ def _synchronize(device: torch.device) -> None:
 
 
 def measure_links(found: Measurement, identity: Identity, device: torch.device) -> Measurement:
-    """Measure exchanges within the node, between all nodes, and between pairs of neighbouring
-    nodes.
+    """Measure exchanges between the first ranks of neighbouring nodes: with the next node, then
+    with the one before.
     """
-    if not identity.is_distributed:
+    if identity.num_nodes == 1:
         return replace(found, complete=True)
     backend = default_backend(device)
-    store = open_store(identity, timeout=TIMEOUT)
     dist.init_process_group(
         backend,
-        store=store,
+        store=open_store(identity, timeout=TIMEOUT),
         rank=identity.rank,
         world_size=identity.world_size,
         timeout=datetime.timedelta(seconds=TIMEOUT),
         device_id=device if backend == "nccl" else None,
     )
-    nodes, local = identity.num_nodes, identity.local_world_size
     buffer = torch.ones((GPU_BYTES if device.type == "cuda" else CPU_BYTES) // 4, device=device)
-    leaders = dist.new_group(list(range(0, nodes * local, local)))
-    if local > 1:
-        starts = range(0, nodes * local, local)  # all ranks create the groups of all nodes
-        within = [dist.new_group(list(range(start, start + local))) for start in starts]
-        found = replace(found, within=_all_reduce(buffer, within[identity.node], local, device))
-        _write(found)
-    if nodes > 1 and identity.local_rank == 0:
-        found = _measure_pairs(found, identity, buffer)
-        _write(found)
-        found = replace(found, between=_all_reduce(buffer, leaders, nodes, device))
-    return replace(found, complete=True)
-
-
-def _all_reduce(buffer: torch.Tensor, group: object, ranks: int, device: torch.device) -> float:
-    """Return the bus bandwidth of an all-reduce: what each rank sends, as NCCL's own tests count
-    it.
-    """
-
-    def once() -> None:
-        dist.all_reduce(buffer, group=group)
-
-    size = buffer.numel() * buffer.element_size()
-    return round(2 * (ranks - 1) / ranks * size / _fastest(once, device) / 1e9, 4)
-
-
-def _measure_pairs(found: Measurement, identity: Identity, buffer: torch.Tensor) -> Measurement:
-    """Exchange with the next node, then with the one before: each node takes part in two pairs, or
-    one of two nodes.
-    """
     nodes, node, local = identity.num_nodes, identity.node, identity.local_world_size
     pairs = {}
     for first in (0, 1):
         # Nodes 0-1, 2-3, ... at first; then 1-2, 3-4, ... An odd last node waits for the next
         # round.
         peer = node + 1 if node % 2 == first else node - 1
-        if not 0 <= peer < nodes:
-            continue
-        rank = peer * local
-
-        def once(rank: int = rank, sends_first: bool = node < peer) -> None:
-            for sends in (sends_first, not sends_first):
-                dist.send(buffer, rank) if sends else dist.recv(buffer, rank)
-
-        size = 2 * buffer.numel() * buffer.element_size()
-        pairs[str(peer)] = round(size / _fastest(once, buffer.device) / 1e9, 4)
-    return replace(found, pairs=pairs)
+        if identity.local_rank == 0 and 0 <= peer < nodes:
+            pairs[str(peer)] = _exchange(buffer, peer * local, sends_first=node < peer)
+    return replace(found, pairs=pairs, complete=True)
 
 
-def _fastest(once: Callable[[], None], device: torch.device) -> float:
-    """Return the seconds of the fastest of a few rounds, after one that makes the connections."""
+def _exchange(buffer: torch.Tensor, peer: int, *, sends_first: bool) -> float:
+    """Return the GB/s of the fastest of a few rounds, after one that makes the connection."""
     seconds = []
-    for number in range(ROUNDS + 1):
+    for _ in range(ROUNDS + 1):
         began = time.perf_counter()
-        once()
-        _synchronize(device)
-        if number:
-            seconds.append(time.perf_counter() - began)
-    return min(seconds)
+        for sends in (sends_first, not sends_first):
+            dist.send(buffer, peer) if sends else dist.recv(buffer, peer)
+        _synchronize(buffer.device)
+        seconds.append(time.perf_counter() - began)
+    return round(2 * buffer.numel() * buffer.element_size() / min(seconds[1:]) / 1e9, 4)
 
 
 def _write(found: Measurement) -> None:

@@ -95,19 +95,13 @@ def resolve_sizes(requested: Mapping[str, int], world_size: int) -> dict[str, in
     Raises UsageError if a name or a size is invalid, or if the sizes do not multiply to the world
     size.
     """
-    is_mapping = isinstance(requested, Mapping) and bool(requested)
-    if not is_mapping or not set(requested) <= set(DIMENSIONS):
-        raise UsageError(
-            f"mesh is {requested!r}, but must be sizes of {', '.join(DIMENSIONS)}.",
-            hint=f"Write {EXAMPLE}.",
-        )
     sizes = {name: requested.get(name, 1) for name in DIMENSIONS}
     open_names = [name for name, size in sizes.items() if size == -1]
-    are_sizes = all(type(size) is int and (size > 0 or size == -1) for size in sizes.values())
-    if not are_sizes or len(open_names) > 1:
+    is_known = bool(requested) and set(requested) <= set(DIMENSIONS)
+    if not is_known or min(sizes.values()) < -1 or 0 in sizes.values() or len(open_names) > 1:
         raise UsageError(
-            f"The mesh has {describe(sizes)}.",
-            hint="Use positive numbers. One of them may be -1, for the rest.",
+            f"mesh is {requested!r}, but must be sizes of {', '.join(DIMENSIONS)}.",
+            hint=f"Write {EXAMPLE}. One of the sizes may be -1, for the rest.",
         )
     if world_size == 1:
         return dict.fromkeys(DIMENSIONS, 1)

@@ -22,7 +22,7 @@ from paceline.contract.heartbeat_file import READY, ScriptEnd
 from paceline.contract.process import describe_exit, die_with_parent
 from paceline.contract.run_folder import AttemptFolder, write_atomically
 from paceline.contract.stacks import write_stacks_on_signal
-from paceline.errors import LaunchError, UsageError
+from paceline.errors import LaunchError
 from paceline.runtime.settings import LaunchContext
 from paceline.runtime.step_boundary.heartbeat import Heartbeat
 
@@ -43,26 +43,12 @@ def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nproc: int | None 
 
     Raises:
         LaunchError: A rank failed. The message names it and its exit code or signal.
-        UsageError: `nproc` is less than 1, there are several nodes without MASTER_ADDR and
-        MASTER_PORT, or the call
-            is not guarded.
     """
-    # Python's own mark: it imports the script
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise UsageError(
-            "paceline.spawn was called while a new process imported the script.",
-            hint='Put the call under `if __name__ == "__main__":`, so that only the first process '
-            "runs it.",
-        )
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         fn(*args)
         return
     launch_spec = LaunchContext.read().launch_spec
     count = nproc or (launch_spec.nproc if launch_spec else _default_nproc())
-    if count < 1:
-        raise UsageError(
-            f"nproc is {nproc}, but must be at least 1.", hint="Leave it out for one rank per GPU."
-        )
     context = multiprocessing.get_context("spawn")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -88,11 +74,6 @@ def rank_environment(local: int, count: int, environ: Any) -> dict[str, str]:
     """
     node, nodes = int(environ.get("GROUP_RANK", 0)), int(environ.get("GROUP_WORLD_SIZE", 1))
     master = {name: environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in environ}
-    if nodes > 1 and len(master) < 2:
-        raise UsageError(
-            f"There are {nodes} nodes, but MASTER_ADDR and MASTER_PORT are not set.",
-            hint="Start the script with paceline submit or paceline run, or set both.",
-        )
     return {
         **master,
         env.SPAWNED: "1",

@@ -7,7 +7,7 @@ stage:
     logged  →  copied from the device  →  names compared  →  reduced (`reduction`)  →  written
 
 Ranks must log the same names for the same steps. If they do not (`if run.rank == 0: run.log(...)`),
-rank 0's own numbers are written, and its log says once which names differ. How fast the run trains
+rank 0's own numbers are written, and its log says so once. How fast the run trains
 is always added up over all ranks, whoever logs. Sinks for each rank's own numbers (`own`) get them
 before they are reduced.
 
@@ -24,18 +24,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 from paceline.contract.foreign_records import LineWriter
 from paceline.contract.run_folder import ALONE
 from paceline.errors import UsageError
-from paceline.runtime.console import format_ranks, note
+from paceline.runtime.console import note
 from paceline.runtime.metrics.reduction import Batch, Entry, Row
 from paceline.runtime.metrics.throughput import Rates, ThroughputCounter
 
 RESERVED = frozenset(
     ("step", "epoch", "time", "seconds", "samples_per_second", "stragglers", ALONE)
 )  # what lines have anyway
+MISMATCH = (
+    "ranks log different names, or in different steps; writing rank 0's own numbers. Call run.log "
+    "on all ranks, not under `if run.rank == 0`"
+)
 DEVICE_TIMEOUT = 2.0  # seconds that a failed rank waits for numbers from its device
 
 
@@ -125,7 +128,9 @@ class Metrics:
         if batch is None or (same and not batch.entries):
             return
         if not same and not self._warned_mismatch:
-            self._warn_of_mismatch(batch)
+            self._warned_mismatch = True
+            if self._rank == 0:
+                note(MISMATCH)
         if batch.processed is None:  # other ranks have logged: the rates are those of all ranks
             batch.processed = self.throughput.take()
         if self._group is not None:
@@ -143,14 +148,6 @@ class Metrics:
             text = self._format(batch, batch.means())
             for sink in self._own:
                 sink.append(text)
-
-    def _warn_of_mismatch(self, batch: Batch) -> None:
-        """Say what differs. Waits for all ranks: they all know that something does."""
-        self._warned_mismatch = True
-        found: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(found, batch.names(), group=self._group)
-        if self._rank == 0:
-            note(f"ranks log different {describe_difference(found)}; writing rank 0's own numbers")
 
     def finish_alone(self) -> None:
         """After an error, write the numbers that this rank has, without the others."""
@@ -201,15 +198,6 @@ class Metrics:
                 if value - value == 0
             }
         return "".join([_line(step, row, means[step], texts) for step, row in batch.rows.items()])
-
-
-def describe_difference(names: list[set[str]]) -> str:
-    """Describe how the names that ranks have logged differ."""
-    for name in sorted(set().union(*names)):
-        found_on = [rank for rank, each in enumerate(names) if name in each]
-        if len(found_on) < len(names):
-            return f"names ({name!r} only on {format_ranks(found_on)})"
-    return "steps"
 
 
 def _scalar(name: str, value: Any) -> Any:

@@ -122,14 +122,6 @@ class Batch:
                 described.append(f"{step} {' '.join(values)} {texts}")
             self.schema = zlib.crc32("\n".join(described).encode()) * 65536 + len(entries) % 65536
 
-    def names(self) -> set[str]:
-        """Return the names that were logged, and which of them are text."""
-        return {
-            f"{name} (text)" if type(value) is str else name
-            for entry in self.entries
-            for name, value in entry[4].items()
-        }
-
     @property
     def is_on_its_way(self) -> bool:
         """Whether there are numbers that the device has yet to compute, or to copy."""

@@ -5,7 +5,7 @@ threads       the trackers of this rank, each with a thread that passes it lines
 tensorboard   event files in the run folder
 wandb_run     the W&B run of a Paceline run
 wandb_points  points of a W&B sweep
-wandb_module  what `paceline.wandb` is made of; `wandb_noop` is for ranks without a run
+wandb_module  what `paceline.wandb` is made of, with objects for ranks without a run
 config        what `run.config` records
 
 Nothing here imports torch, wandb or tensorboard until a tracker needs it.

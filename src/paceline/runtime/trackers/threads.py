@@ -22,7 +22,6 @@ from paceline.runtime.console import note
 from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.settings import LaunchContext, Settings, best_metric
 from paceline.runtime.trackers.base import RunInfo, Tracker, Tracking, first_line
-from paceline.runtime.trackers.wandb_noop import NoopRun
 
 WANDB = "wandb"
 # What trackers may know of the launch spec. Not the command line or the environment: both may hold
@@ -110,11 +109,13 @@ class Trackers:
 
     def wandb_run(self) -> Any:
         """Return the live W&B run once it has started, or an object that accepts every call."""
-        run = None
         if self.wandb is not None:
             self.wandb.is_set_up.wait()
-            run = self.wandb.tracker.run
-        return NoopRun() if run is None else run
+            if self.wandb.tracker.run is not None:
+                return self.wandb.tracker.run
+        from paceline.runtime.trackers.wandb_module import NoopRun
+
+        return NoopRun()
 
     def close(self, status: str, *, urgent: bool = False) -> None:
         """Let all trackers finish, for as long as this status allows."""

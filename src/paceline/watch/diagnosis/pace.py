@@ -163,12 +163,10 @@ def summarize(measured: Sequence[Measurement]) -> str:
     """Return the speeds in one line."""
     first, parts = measured[0], []
     speeds = [1000 * each.tflops for each in measured if each.tflops > 0]
-    within = [each.within for each in measured if each.within]
-    between = [each.between for each in measured if each.between]
+    links = [speed for each in measured for speed in each.pairs.values()]
     for name, values, unit in (
         (f"{len(speeds)} x {first.device}", speeds, "GFLOP/s"),
-        ("all-reduce within a node", within, "GB/s"),
-        ("all-reduce between nodes", between, "GB/s"),
+        ("exchanges between two nodes", links, "GB/s"),
     ):
         if values:
             low, high = min(values), max(values)
