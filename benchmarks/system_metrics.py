@@ -49,11 +49,9 @@ def end_ranks(started: list[subprocess.Popen[str]]) -> None:
 
 
 def sample_psutil() -> None:
-    """Read the same numbers: CPU, memory, network, disks, and the run's own processes."""
+    """Read the same numbers: CPU, memory, and the run's own processes."""
     psutil.cpu_percent()
     psutil.virtual_memory()
-    psutil.net_io_counters(pernic=True)
-    psutil.disk_io_counters(perdisk=True)
     own = psutil.Process()
     for process in (own, *own.children(recursive=True)):
         try:

@@ -22,53 +22,26 @@ from paceline.watch.node_usage import read_node_usage
 from tests.agent.conftest import Launch, until
 from tests.small_disk import fill, mount_small_disk
 
-NET = """\
-Inter-|   Receive                                                |  Transmit
- face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
-    lo: {lo} 1 0 0 0 0 0 0 {lo} 1 0 0 0 0 0 0
-  eth0: {eth} 1 0 0 0 0 0 0 {eth2} 1 0 0 0 0 0 0
- bond0: {eth} 1 0 0 0 0 0 0 {eth2} 1 0 0 0 0 0 0
-"""
-DISKS = """\
- 259 0 nvme0n1 10 0 {read} 5 10 0 {written} 5 0 0 0 0 0 0 0
- 259 1 nvme0n1p1 10 0 {read} 5 10 0 {written} 5 0 0 0 0 0 0 0
-"""
-
 
 class Machine:
     """Folders that look like /proc and /sys."""
 
     def __init__(self, folder: Path) -> None:
         self.proc, self.sys = folder / "proc", folder / "sys"
-        for path in (
-            "class/net/eth0/device",
-            "class/net/bond0",
-            "block/nvme0n1/device",
-            "block/loop0",
-            "class/infiniband/mlx5_0/ports/1/counters",
-        ):
-            (self.sys / path).mkdir(parents=True)
-        (self.proc / "net").mkdir(parents=True)
+        self.proc.mkdir()
         (self.proc / "meminfo").write_text(
             "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 400 kB\n"
         )
-        self.set(busy=100, idle=100, traffic=1000, blocks=10, fabric=5)
+        self.set(busy=100, idle=100)
 
-    def set(self, *, busy: int, idle: int, traffic: int, blocks: int, fabric: int) -> None:
+    def set(self, *, busy: int, idle: int) -> None:
         # user nice system idle iowait irq softirq steal, then what is counted in user already
         (self.proc / "stat").write_text(
             f"cpu  {busy} 0 0 {idle} 0 0 0 0 {busy} 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n"
         )
-        (self.proc / "net/dev").write_text(
-            NET.format(lo=10**9 + traffic, eth=traffic, eth2=2 * traffic)
-        )
-        (self.proc / "diskstats").write_text(DISKS.format(read=blocks, written=3 * blocks))
-        counters = self.sys / "class/infiniband/mlx5_0/ports/1/counters"
-        (counters / "port_rcv_data").write_text(f"{fabric}\n")
-        (counters / "port_xmit_data").write_text(f"{2 * fabric}\n")
 
 
-def test_rates_are_those_between_two_samples(
+def test_shares_are_those_between_two_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(tmp_path)
@@ -76,30 +49,11 @@ def test_rates_are_those_between_two_samples(
     with monkeypatch.context() as patch:
         patch.setattr(node_metrics.time, "monotonic", lambda: now[0])
         metrics = NodeMetrics(lambda: (), proc=machine.proc, sys=machine.sys)
-        machine.set(busy=175, idle=125, traffic=5000, blocks=110, fabric=1005)
+        machine.set(busy=175, idle=125)
         now[0] += 2.0
         found = metrics.sample()
-    assert found == {
-        "cpu": 75.0,
-        "own_cpu": 0.0,
-        "memory": 600 * 1024,
-        "own_memory": 0,
-        "net_in": 2000,
-        "net_out": 4000,
-        "disk_in": 100 * 512 // 2,
-        "disk_out": 300 * 512 // 2,
-        "fabric_in": 2000,
-        "fabric_out": 4000,
-    }
+    assert found == {"cpu": 75.0, "own_cpu": 0.0, "memory": 600 * 1024, "own_memory": 0}
     assert metrics.facts()["memory_total"] == 1000 * 1024
-
-
-def test_without_network_cards_all_but_the_loopback_count(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
-    shutil.rmtree(machine.sys / "class")
-    metrics = NodeMetrics(lambda: (), proc=machine.proc, sys=machine.sys)
-    assert metrics._network() == {"net_in": 2000, "net_out": 4000}, "eth0 and bond0"
-    assert "fabric_in" not in metrics.sample()
 
 
 def test_throttled_periods_are_a_share(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """The sampler of an agent: a thread that records what its node uses in `system/node-K.jsonl`: CPU,
-memory, network, disk and GPUs, from /proc, /sys and the GPU driver.
+memory and GPUs, from /proc, /sys and the GPU driver.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.agent.health.cgroup import cpu_quota, memory_limit, out_of_memory_kills, read_number
+from paceline.agent.health.cgroup import cpu_quota, memory_limit, out_of_memory_kills
 from paceline.agent.health.heartbeat import Heartbeat, Heartbeats
 from paceline.agent.launcher_placement import Placement
 from paceline.agent.workers import process_tree
@@ -29,13 +30,10 @@ if TYPE_CHECKING:
 # seconds; it doubles up to the configured one, so that short runs leave samples too
 FIRST_INTERVAL = 1.0
 CLOSE_TIMEOUT = 2.0  # seconds; a driver that hangs must not hold the agent
-SECTOR = 512  # bytes in /proc/diskstats, whatever the disk uses
-IB_WORD = 4  # bytes; InfiniBand ports count words of four
-_SHARES = ("busy", "idle", "periods", "throttled")  # counters that become shares, not rates
 
 
 class NodeMetrics:
-    """Reads the counters; rates cover the time since the last sample. `roots` returns processes of
+    """Reads the counters; shares cover the time since the last sample. `roots` returns processes of
     the run.
     """
 
@@ -50,9 +48,6 @@ class NodeMetrics:
         self._proc, self._sys, self._gpus = proc, sys, gpus
         self._roots = roots
         self._own: dict[int, int] = {}  # CPU ticks so far of each process of the run
-        self._disks = [path.name for path in sys.glob("block/*") if (path / "device").exists()]
-        self._cards = [path.parent.name for path in sys.glob("class/net/*/device")]
-        self._ports = sorted(sys.glob("class/infiniband/*/ports/*/counters"))
         self._tick = os.sysconf("SC_CLK_TCK")
         self._last: dict[str, float] = {}
         self._last_time = 0.0
@@ -63,7 +58,7 @@ class NodeMetrics:
         found: dict[str, Any] = {
             "cores": os.cpu_count() or 1,
             "own_cores": len(os.sched_getaffinity(0)),
-            "memory_total": self._memory()[0],
+            "memory_total": read_memory(self._proc)[0],
         }
         limit = memory_limit(self._proc, self._sys)
         if limit is not None:
@@ -81,16 +76,13 @@ class NodeMetrics:
         seconds = now - self._last_time
         busy, idle = self._cpu()
         own_cpu, own_memory = self._own_usage()
-        total, free = self._memory()
+        total, free = read_memory(self._proc)
         quota = cpu_quota(self._proc, self._sys)
         counters = {
             "busy": busy,
             "idle": idle,
             "periods": quota.periods,
             "throttled": quota.throttled,
-            **self._network(),
-            **self._fabric(),
-            **self._disk_io(),
         }
         last, self._last, self._last_time = self._last, counters, now
         if not last or seconds <= 0:
@@ -102,7 +94,6 @@ class NodeMetrics:
             "own_cpu": round(own_cpu / self._tick / seconds, 2),
             "memory": total - free,
             "own_memory": own_memory,
-            **{name: round(value / seconds) for name, value in step.items() if name not in _SHARES},
         }
         if step["periods"]:
             found["throttled"] = round(100 * step["throttled"] / step["periods"], 1)
@@ -140,58 +131,14 @@ class NodeMetrics:
         idle = numbers[3] + numbers[4]
         return sum(numbers) - idle, idle
 
-    def _memory(self) -> tuple[int, int]:
-        """Return the bytes of memory, and how many of them are available."""
-        found = {}
-        with open(self._proc / "meminfo", "rb") as file:
-            for line in file:
-                name, _, rest = line.partition(b":")
-                if name in (b"MemTotal", b"MemAvailable"):
-                    found[name] = int(rest.split()[0]) * 1024
-                    if len(found) == 2:
-                        break
-        total = found.get(b"MemTotal", 0)
-        return total, found.get(b"MemAvailable", total)
 
-    def _network(self) -> dict[str, float]:
-        """Return bytes through the network cards; without any (a container), through all
-        interfaces but loopback.
-        """
-        read = {}
-        with open(self._proc / "net" / "dev", encoding="ascii", errors="replace") as file:
-            for line in file.readlines()[2:]:
-                name, _, rest = line.partition(":")
-                numbers = rest.split()
-                read[name.strip()] = (int(numbers[0]), int(numbers[8]))
-        read.pop("lo", None)
-        cards = [name for name in self._cards if name in read] or list(read)
-        return {
-            "net_in": sum(read[name][0] for name in cards),
-            "net_out": sum(read[name][1] for name in cards),
-        }
-
-    def _fabric(self) -> dict[str, float]:
-        """Return bytes through InfiniBand and RoCE ports, which the interface counters do not
-        include.
-        """
-        if not self._ports:
-            return {}
-        return {
-            "fabric_in": sum(IB_WORD * read_number(port / "port_rcv_data") for port in self._ports),
-            "fabric_out": sum(
-                IB_WORD * read_number(port / "port_xmit_data") for port in self._ports
-            ),
-        }
-
-    def _disk_io(self) -> dict[str, float]:
-        read = written = 0
-        with open(self._proc / "diskstats", encoding="ascii", errors="replace") as file:
-            for line in file:
-                fields = line.split()
-                if fields[2] in self._disks:
-                    read += int(fields[5]) * SECTOR
-                    written += int(fields[9]) * SECTOR
-        return {"disk_in": read, "disk_out": written}
+def read_memory(proc: Path = Path("/proc")) -> tuple[int, int]:
+    """Return the bytes of this node's memory, and how many of them are available, by the kernel's
+    own estimate.
+    """
+    text = (proc / "meminfo").read_text(encoding="ascii", errors="replace")
+    found = {name: int(number) for name, number in re.findall(r"^(\w+):\s*(\d+) kB", text, re.M)}
+    return found["MemTotal"] << 10, found["MemAvailable"] << 10
 
 
 class Sampler:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import __version__
+from paceline.agent.health.node_metrics import read_memory
 from paceline.agent.launcher_placement import Placement
 from paceline.agent.rendezvous import network
 from paceline.agent.rendezvous.connected_agents import Rendezvous
@@ -61,7 +62,6 @@ def collect_facts(placement: Placement, *, folder: Path, environ: Mapping[str, s
         "host": placement.host,
         "node": placement.node,
         "ranks": placement.ranks,
-        "addresses": network.addresses(),
         "interfaces": network.interfaces(),
         "visible_gpus": None if devices is None else len(devices),
         "slurm_gpus": _number(environ.get("SLURM_GPUS_ON_NODE", "")),
@@ -69,8 +69,7 @@ def collect_facts(placement: Placement, *, folder: Path, environ: Mapping[str, s
         "gpu_driver": gpu_driver(),
         "run_free": _free_bytes(folder),
         "tmp_free": _free_bytes(Path(tempfile.gettempdir())),
-        "shm_free": _free_bytes(Path("/dev/shm")),
-        "memory_free": free_memory(),
+        "memory_free": _free_memory(),
         "cpus": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
@@ -78,7 +77,6 @@ def collect_facts(placement: Placement, *, folder: Path, environ: Mapping[str, s
         "torch": torch_version(),
         "nccl": nccl_version(),
         "paceline": __version__,
-        "pid": os.getpid(),
     }
 
 
@@ -96,16 +94,6 @@ def gpu_driver() -> str | None:
         return None
     match = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
     return match[0] if match else None
-
-
-def free_memory() -> int | None:
-    """Return the bytes that are available, by the kernel's own estimate."""
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    match = re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE)
-    return int(match[1]) << 10 if match else None
 
 
 def torch_version() -> str | None:
@@ -146,6 +134,13 @@ def _free_bytes(folder: Path) -> int | None:
     try:
         return shutil.disk_usage(folder).free
     except OSError:
+        return None
+
+
+def _free_memory() -> int | None:
+    try:
+        return read_memory()[1]
+    except (OSError, KeyError):  # no Linux, or an old one
         return None
 
 

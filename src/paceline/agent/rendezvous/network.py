@@ -23,8 +23,6 @@ _SIOCGIFADDR = 0x8915
 _ANSWERED_PORTS = (22, 6818, 9)
 _ANSWER_TIMEOUT = 2.0  # seconds
 _LINK_SCOPE = "20"  # in /proc/net/if_inet6
-# Ranks never train over these unless the user asks for it.
-_VIRTUAL = ("lo", "docker", "virbr", "veth", "br-", "cni", "flannel", "cali")
 
 
 def interfaces() -> dict[str, str]:
@@ -54,21 +52,6 @@ def ipv6_interfaces(listed: Path = Path("/proc/net/if_inet6")) -> dict[str, list
         address = str(ipaddress.IPv6Address(bytes.fromhex(digits)))
         found.setdefault(name, []).append(f"{address}%{name}" if scope == _LINK_SCOPE else address)
     return found
-
-
-def addresses() -> list[str]:
-    """Return this node's addresses, those that other nodes can reach first. IPv6 only where there
-    is nothing else.
-    """
-    known: list[tuple[str, str]] = list(interfaces().items())
-    if all(name == "lo" for name, _ in known):
-        known += [
-            (name, each) for name, all_of_it in ipv6_interfaces().items() for each in all_of_it
-        ]
-    return [
-        address
-        for _, address in sorted(known, key=lambda item: (item[0].startswith(_VIRTUAL), item[0]))
-    ]
 
 
 def loopback() -> str:
