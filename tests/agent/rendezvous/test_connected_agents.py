@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from paceline.agent.launcher_placement import find_placement
-from paceline.agent.rendezvous import client, connected_agents
+from paceline.agent.rendezvous import connected_agents, joining
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import JobStartFolder, RunFolder
 from paceline.errors import LaunchError
@@ -325,22 +325,23 @@ def test_several_agents_need_a_token(environ: dict[str, str]) -> None:
 def test_a_member_that_cannot_connect_says_what_is_in_the_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client, "REPORT_AFTER", 0.0)
+    monkeypatch.setattr(joining, "REPORT_AFTER", 0.0)
     launch_spec = LaunchSpec(run_id="r", program="x", args=[], nodes=2)
     reports: list[dict[str, Any]] = []
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens
         head = f"127.0.0.1:{taken.getsockname()[1]}"
         environ = {"PACELINE_AGENT": "1/2", "PACELINE_RENDEZVOUS": head}
-        joining = client.RendezvousClient(
+        client = joining.RendezvousClient(
             find_placement(launch_spec, environ),
             environ,
             token="t",
+            silence_timeout=60.0,
             interrupted=lambda: False,
             report=lambda **fields: reports.append(fields),
         )
         with pytest.raises(LaunchError, match="could not join"):
-            joining.join({}, 0.5)
+            client.join({}, 0.5)
     assert [(each["address"], each["resolved"], each["answers"]) for each in reports] == [
         (head, ["127.0.0.1"], True)
     ]

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.agent.launcher_placement import Placement
-from paceline.agent.rendezvous.membership import AgentsLost, AgentsMissing, Facts, Interrupted
 from paceline.agent.rendezvous.network import bind_port, loopback
 from paceline.contract import env
+from paceline.contract.run_folder import JobStartFolder
 from paceline.errors import LaunchError
 
 if TYPE_CHECKING:  # a single agent does not need it and should start fast
     from paceline.agent.rendezvous.transport import Transport
 
 Message = dict[str, Any]
+Facts = dict[str, Any]
 
 SILENCE_TIMEOUT = 12.0  # seconds without a message before another agent counts as lost
 # Seconds within which the next agent must join, whatever their number, and per agent: a scheduler
@@ -28,6 +29,40 @@ JOIN_TIMEOUT, JOIN_TIMEOUT_PER_AGENT = 120.0, 0.5
 # Seconds that a node may take to import torch from a slow file system. A lost node is noticed
 # sooner.
 PREPARE_TIMEOUT = 900.0
+# seconds that an agent with an error waits for the head agent to end the run
+VERDICT_TIMEOUT = 15.0
+
+
+class AgentsMissing(LaunchError):
+    """Some agents did not join; `hosts` are their nodes, as far as they are known.
+
+    `killed`: they were killed, and their nodes are up.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str = "", hosts: list[str] | None = None, killed: bool = False
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.hosts, self.killed = hosts or [], killed
+
+
+class AgentsLost(AgentsMissing):
+    """Agents that had joined are gone."""
+
+
+class Interrupted(LaunchError):
+    """The user ended the run before its ranks started."""
+
+
+def await_verdict(
+    job_start: JobStartFolder, interrupted: Callable[[], bool] = lambda: False
+) -> None:
+    """Wait for the verdict. If an agent exits before it, the scheduler may end the head agent
+    too.
+    """
+    deadline = time.monotonic() + VERDICT_TIMEOUT
+    while time.monotonic() < deadline and not job_start.verdict.exists() and not interrupted():
+        time.sleep(0.2)
 
 
 @dataclass(frozen=True)
@@ -217,9 +252,7 @@ def join(
     """
     if placement.count == 1:
         return Rendezvous(placement, [facts])
-    from paceline.agent.rendezvous.client import RendezvousClient
-    from paceline.agent.rendezvous.server import RendezvousServer
-    from paceline.agent.rendezvous.transport import Transport
+    from paceline.agent.rendezvous.joining import RendezvousClient, RendezvousServer
 
     token = environ.get(env.TOKEN, "")
     if not token:
@@ -228,22 +261,23 @@ def join(
             hint="Give all agents of the run the same value.",
         )
     timeout = timeout or JOIN_TIMEOUT + JOIN_TIMEOUT_PER_AGENT * placement.count
+    common: dict[str, Any] = {
+        "token": token,
+        "silence_timeout": silence_timeout,
+        "interrupted": interrupted,
+    }
     if placement.is_head:
-        server = RendezvousServer(placement, environ, token=token, interrupted=interrupted)
-        joined = server.accept_all(facts, timeout)
+        joined = RendezvousServer(placement, environ, **common).accept_all(facts, timeout)
     else:
-        client = RendezvousClient(
-            placement, environ, token=token, interrupted=interrupted, report=report
-        )
+        client = RendezvousClient(placement, environ, report=report, **common)
         joined = client.join(facts, timeout)
-    transport = Transport(
-        joined.sockets, is_head=placement.is_head, silence_timeout=silence_timeout
-    )
-    return Rendezvous(
+    rendezvous = Rendezvous(
         placement,
         joined.roster,
-        transport=transport,
+        transport=joined.transport,
         head_address=joined.head_address,
         peer_address=joined.peer_address,
         interrupted=interrupted,
     )
+    rendezvous._route(joined.unread)
+    return rendezvous

@@ -7,8 +7,6 @@ Every part has a fixed size, so a stranger can make an agent read no more than t
     response, member to head agent:   nonce (32), index (8 hex digits), proof (64), newline
     proof, head agent to member:      proof (64), newline
 
-What the head agent answers to a member's hello begins with its size (8 digits).
-
 Neither proof reveals the token, and neither is valid for another connection, index or direction.
 """
 
@@ -27,7 +25,7 @@ _PROOF = re.compile(rb"([0-9a-f]{64})\n")
 CHALLENGE_SIZE = len(_GREETING) + 33
 RESPONSE_SIZE = 105
 PROOF_SIZE = 65
-SIZE_DIGITS = 8
+HANDSHAKE_TIMEOUT = 5.0  # seconds for one connection
 
 STRANGER = "the peer is not a Paceline agent"
 
