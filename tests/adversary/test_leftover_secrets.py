@@ -16,7 +16,7 @@ from paceline.agent.stop import Requests
 from paceline.agent.sweep_trial import main as close_or_open_trial
 from paceline.agent.sweep_trial import open_trial
 from paceline.cli.commands.clean import find_ended_secrets
-from paceline.contract.environment_file import forget_secrets, secret_names
+from paceline.contract.environment_file import REQUIRED, forget_secrets, secret_names
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import DONE, RunFolder
 from paceline.contract.sweep_folder import Search, SweepFolder
@@ -34,7 +34,7 @@ from tests.launch.plan.slurm.test_stop_and_requeue import FAILED, Bench
 
 HUSH = "hush-5d41402abc4b"
 ENVIRONMENT = f"export PLAIN=1\n# Secrets until the run is over: A_KEY B\nexport A_KEY={HUSH}\nexport B=$'{HUSH}\\n'\n"
-REDUCED = "export PLAIN=1\npaceline_require_secrets A_KEY B\n"
+REDUCED = "export PLAIN=1\n" + REQUIRED.format("A_KEY") + REQUIRED.format("B")
 
 
 def readable_by_others(folder: Path) -> dict[str, str]:
@@ -128,7 +128,7 @@ def test_secrets_come_last_in_the_environment_file(tmp_path: Path) -> None:
     reduced = path.read_text(encoding="utf-8")
     assert HUSH not in reduced
     assert "export PLAIN=2\n" in reduced
-    assert reduced.endswith("paceline_require_secrets https_proxy LATER A_KEY\n")
+    assert reduced.endswith("".join(map(REQUIRED.format, ("https_proxy", "LATER", "A_KEY"))))
     assert forget_secrets(path)
     assert path.read_text(encoding="utf-8") == reduced
 

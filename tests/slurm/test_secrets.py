@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.contract.environment_file import REQUIRED
 from tests.secret_leaks import in_files, in_text, plant_secrets, watch_command_lines
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Paceline, diagnostics, project, run_of
@@ -76,7 +77,7 @@ def test_only_ranks_get_secrets(
     for text in (done.stdout, done.stderr, *shown):
         assert not in_text(text, planted.values), text
     # All of scratch (script, launch spec, run.json, logs, events, snapshot), and Slurm's own files.
-    assert "paceline_require_secrets" in folder.environment.read_text()
+    assert "was removed when this run ended" in folder.environment.read_text()
     assert not in_files(scratch, planted.values)
     assert not in_files(cluster.folder, planted.values)
     # The submit command shows what the user typed; no process of the job does.
@@ -103,9 +104,7 @@ on = ["failed"]
     done = slurm_paceline("submit", *args, "train.py", cwd=folder, A_KEY="hush-5d41402abc4b")
     run = run_of(done)
     cluster.wait(run.job.read_text().strip(), timeout=TIMEOUT)
-    assert run.environment.read_text().endswith("paceline_require_secrets A_KEY\n"), diagnostics(
-        run, done
-    )
+    assert run.environment.read_text().endswith(REQUIRED.format("A_KEY")), diagnostics(run, done)
 
 
 def test_dry_run_names_secrets(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:

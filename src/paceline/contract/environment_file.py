@@ -13,6 +13,11 @@ from paceline.contract.run_folder import write_atomically
 
 # Begins the line that names the secrets below it.
 SECRETS_MARK = "# Secrets until the run is over:"
+# A start after the run was over takes its secrets from the shell that submits the job.
+REQUIRED = (
+    '[ -n "${{{0}+set}}" ] || paceline_fail "The value of {0} was removed when this run ended. '
+    'Export {0}, and submit the job again."\n'
+)
 
 
 def read_secret_names(path: Path) -> list[str]:
@@ -32,7 +37,7 @@ def forget_secrets(path: Path) -> bool:
     try:
         text = _read(path)
         if names := secret_names(text):
-            kept = f"{text[: text.index(SECRETS_MARK)]}paceline_require_secrets {' '.join(names)}\n"
+            kept = text[: text.index(SECRETS_MARK)] + "".join(map(REQUIRED.format, names))
             write_atomically(path, kept, mode=0o600)
     except OSError as problem:
         return isinstance(problem, FileNotFoundError)

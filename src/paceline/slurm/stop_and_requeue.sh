@@ -1,13 +1,12 @@
 # shellcheck shell=bash
-# Paceline's part of a batch script. job.sbatch sources this file, which keeps a second job out of the run folder, stops
-# the ranks in time, and requeues the job. It needs only bash and Slurm: a host may have Python only in containers.
+# Paceline's part of a batch script: it keeps a second job out of the run folder, stops the ranks in time, and requeues
+# the job. It needs only bash and Slurm: a host may have Python only in containers.
 #
 # - Slurm sends USR1 to this shell before the time limit. The shell creates the file `stop`, which the head agent polls.
 # - TERM means that the job was cancelled or preempted. A cancelled job stays cancelled; Slurm requeues a preempted one.
 # - The head agent runs on this host, and decides whether the run may be requeued: it then writes `requeue` (the nodes
 #   to exclude), and last `verdict` (done, stopped or failed). This shell obeys, unless the run is cancelled, the job is
-#   being ended, or somebody has added --no-requeue to the script. It writes `requeue-failed` if it cannot obey. The
-#   exit codes of srun and mpirun arrive garbled and are not used.
+#   being ended, or the script has --no-requeue. If it cannot obey, it writes `requeue-failed`.
 #
 # The user's variables and `setup` lines run in this shell, too. So every function, and every variable that outlives a
 # function, begins with `paceline_`; Slurm's variables are read before those lines run; and no command here may fail
@@ -20,10 +19,7 @@ paceline_fail() {
 
 # -- one start of one job --------------------------------------------------------------------------------------------
 
-# Name this job, and read the options:
-#   --no-requeue      the run may not go back into the queue; the agent knows it from launch.json
-#   --exclude=NODES   nodes that the user excluded
-paceline_identify_job() {
+paceline_identify_job() { # [--no-requeue] [--exclude=NODES, which the user excluded]
     local option
     paceline_clean_shell
     # A task of an array is ARRAY_TASK: its plain id may mean the whole array.
@@ -42,9 +38,9 @@ paceline_identify_job() {
     done
 }
 
-# Name this start by the job and its restart count, in a folder of names. A controller that crashes may forget that it
-# has started a job, and start it again under the same count: that start gets a name of its own, such as 7-0_2.
-paceline_begin_job_start() { # FOLDER
+# Name this start by the job and its restart count. A controller that crashes may forget that it has started a job, and
+# start it again under the same count: that start gets a name of its own, such as 7-0_2.
+paceline_begin_job_start() { # FOLDER of names
     local number=1 shown submitted
     paceline_job_start="$paceline_job-$paceline_restarts"
     mkdir -p "$1" || paceline_fail "Cannot write to $1 from $paceline_host. It must be on a shared file system."
@@ -55,8 +51,7 @@ paceline_begin_job_start() { # FOLDER
     done
     export PACELINE_JOB_START="$paceline_job_start"
     paceline_trap_signals # Slurm may keep this script waiting from here on
-    # Some clusters do not allow requeueing, whatever the script requests, and others have no scontrol on their nodes.
-    # There, a new job continues the run.
+    # Some clusters do not allow requeueing, and others have no scontrol on their nodes: a new job continues the run.
     paceline_resubmit='' paceline_queued_at=''
     [ -n "$paceline_requeue" ] || return 0
     command -v scontrol >/dev/null || paceline_resubmit=no-scontrol
@@ -87,8 +82,7 @@ paceline_clean_shell() {
     shopt -u failglob nullglob nocasematch
 }
 
-# Do the same after the user's lines have run. Also append this script's PATH to theirs, and restore the traps for
-# Slurm's signals. Their EXIT trap stays.
+# The same after the user's lines, and append this script's PATH to theirs, and restore the traps for Slurm's signals.
 paceline_restore_shell() {
     paceline_clean_shell
     [[ ":$PATH:" = *":$paceline_path:"* ]] || PATH="$PATH:$paceline_path"
@@ -100,12 +94,10 @@ paceline_trap_signals() {
     trap paceline_terminate TERM
 }
 
-# Create the files `stop`. Trials without a result stop, or do not begin.
-paceline_stop() {
+paceline_stop() { # trials without a result stop, or do not begin
     local run
     for run in "${paceline_runs[@]}"; do
-        ! paceline_has_result "$run" || continue
-        { mkdir -p "$run/job-starts/$paceline_job_start" && : >"$run/job-starts/$paceline_job_start/stop"; } || :
+        paceline_has_result "$run" || { mkdir -p "$run/job-starts/$paceline_job_start" && : >"$run/job-starts/$paceline_job_start/stop"; } || :
     done
 }
 
@@ -119,8 +111,7 @@ paceline_terminate() {
     for child in ${paceline_children[@]+"${paceline_children[@]}"}; do kill -TERM "$child" 2>/dev/null || :; done
 }
 
-# Wait for a process, and set paceline_exit to its exit code. A trap interrupts `wait`, so wait again; the user's lines
-# may have set one for any other signal.
+# Wait for a process, and set paceline_exit to its exit code. A trap interrupts `wait`, the user's too: wait again.
 paceline_await() {
     while :; do
         paceline_interrupted='' paceline_exit=0
@@ -138,17 +129,14 @@ paceline_make_job_start_folder() {
 }
 
 # Claim the run folder: two jobs must not train in the same one. claims/1, claims/2, ... are links that name job starts,
-# and the last one has the run folder. Making a link is atomic, so exactly one of the job starts that find the last one
-# over takes its place. If it is not over, say so.
+# and the last one has the run folder. Making a link is atomic: exactly one of those that find the last one over succeeds.
 paceline_claim_run() {
     mkdir -p "$paceline_run/claims" || paceline_fail "Cannot write to $paceline_run from $paceline_host."
     while :; do
         paceline_find_owner
         [ "$paceline_owner" != "$paceline_job_start" ] || break
         # An earlier start of this job is over: Slurm has started it again.
-        if [ -n "$paceline_owner" ] && [ "${paceline_owner%-*}" != "$paceline_job" ]; then
-            paceline_is_over "$paceline_owner" || return 1
-        fi
+        case $paceline_owner in '' | "$paceline_job"-*) ;; *) paceline_is_over "$paceline_owner" || return 1 ;; esac
         ln -s "$paceline_job_start" "$paceline_run/claims/$((paceline_claims + 1))" 2>/dev/null ||
             [ -L "$paceline_run/claims/$((paceline_claims + 1))" ] ||
             paceline_fail "Cannot write to $paceline_run/claims."
@@ -176,9 +164,9 @@ paceline_is_over() {
         if state=$(paceline_squeue --jobs="${1%-*}" --format=%T 2>/dev/null); then
             case $state in
                 RUNNING | SUSPENDED | STOPPED | RESIZING | SIGNALING | STAGE_OUT) break ;;
-                '' | PENDING | CONFIGURING | REQUEUED | REQUEUE_FED | REQUEUE_HOLD | RESV_DEL_HOLD) return 0 ;;
-                COMPLETED | CANCELLED | FAILED | TIMEOUT | DEADLINE | PREEMPTED | OUT_OF_MEMORY) return 0 ;;
-                NODE_FAIL | BOOT_FAIL | LAUNCH_FAILED | RECONFIG_FAIL | REVOKED | SPECIAL_EXIT) return 0 ;;
+                '' | PENDING | CONFIGURING | REQUEUED | REQUEUE_FED | REQUEUE_HOLD | RESV_DEL_HOLD | COMPLETED | CANCELLED | \
+                    FAILED | TIMEOUT | DEADLINE | PREEMPTED | OUT_OF_MEMORY | NODE_FAIL | BOOT_FAIL | LAUNCH_FAILED | \
+                    RECONFIG_FAIL | REVOKED | SPECIAL_EXIT) return 0 ;;
             esac
         else
             state=$(paceline_squeue --jobs="${1%-*}" --format=%T 2>&1 >/dev/null) || :
@@ -211,7 +199,7 @@ paceline_open_rendezvous() { # [NUMBER of a trial or of a further start]
     export PACELINE_TOKEN PACELINE_RENDEZVOUS="$paceline_host:$port"
 }
 
-# Write `paceline_inside`, the way into a container, to a file that every node can run. Not every script defines it.
+# Write `paceline_inside`, the way into a container if there is one, to a file that every node can run.
 paceline_share_container_entry() {
     declare -F paceline_inside >/dev/null || return 0
     { declare -f paceline_inside && echo 'paceline_inside "$@"'; } >"$paceline_folder/inside.sh" ||
@@ -221,11 +209,11 @@ paceline_share_container_entry() {
 # Start the agents and wait for them, again if one of them was killed. All work on the nodes happens in this one
 # step: after a cancel, a preemption or the time limit Slurm refuses to start another.
 #
-# The head agent allows the restarts that the user wants. These starts may fail before there is a head agent: srun kills
-# it if it cannot reach another node. That node may be back soon; if it is dead, Slurm notices within minutes
-# (SlurmdTimeout) and requeues the job. The pauses add up to six minutes.
+# The head agent allows the restarts that the user wants. These starts may fail before there is one: srun kills it if it
+# cannot reach another node. If that node is dead, Slurm notices within minutes (SlurmdTimeout) and requeues the job:
+# the pauses add up to six minutes.
 paceline_launch() {
-    local number=0 starts=0 saved verdict
+    local number=0 starts=0 saved
     local -a start=("$@")
     # mpirun starts its daemons with srun, and refuses root unless it is told otherwise
     [ "$1" != mpirun ] || start=(env SLURM_EXPORT_ENV=ALL OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "$@")
@@ -241,15 +229,12 @@ paceline_launch() {
         paceline_children=()
         paceline_has_no_verdict || break
         if [ -e "$paceline_folder/srun-killed" ]; then
-            # The agents have gone to start again, but the step of the dead srun keeps their cores until Slurm notices
-            # what became of the node.
+            # The step of the dead srun keeps the cores until Slurm notices what became of the node.
             echo "paceline: job $paceline_job: srun waited for a node that is not responding"
-            verdict=${paceline_requeue:+stopped}
-            paceline_decide_without_agent "${verdict:-failed}"
+            if [ -n "$paceline_requeue" ]; then paceline_decide_without_agent stopped; else paceline_decide_without_agent failed; fi
             break
         fi
-        # If the head agent was killed before it could leave a sign that it began, only the exit code says so, which may
-        # also be another agent's: try three times.
+        # If the head agent was killed before it left a sign, only the exit code says so, or another agent's: try again.
         [ -e "$paceline_folder/agent" ] || [ -e "$paceline_folder/head" ] ||
             { [ "$paceline_exit" = 137 ] && [ "$number" -le 3 ]; } || break
         [ "$(paceline_list_checkpoints)" = "$saved" ] || number=1 # the run got further, so count from the start again
@@ -261,8 +246,8 @@ paceline_launch() {
     done
 }
 
-# Wait for srun or mpirun. It could wait until the time limit for a node that died and came back. So once the head agent
-# has ended because another agent is gone, give it one more minute. `read` waits without a process.
+# Wait for srun or mpirun. It could wait until the time limit for a node that died and came back: it has one minute once
+# the head agent has ended because another agent is gone. `read` waits without a process.
 paceline_await_agents() {
     local paceline_watcher _
     (
@@ -289,7 +274,7 @@ paceline_has_no_verdict() {
     [ -z "$paceline_terminated" ] && [ ! -e "$paceline_run/cancelled" ] && ! paceline_has_verdict "$paceline_job_start"
 }
 
-# Decide in place of the head agent, when there is none: a stopped run goes on in a later start, if it may.
+# Decide in place of the head agent: a stopped run goes on in a later start, if it may.
 paceline_decide_without_agent() { # VERDICT
     [ "$1" != stopped ] || [ -z "$paceline_requeue" ] || : >"$paceline_folder/requeue" || :
     echo "$1" >"$paceline_folder/verdict" || :
@@ -307,7 +292,7 @@ paceline_may_requeue() {
 }
 
 # Requeue this job or, if that is not possible, submit one that continues the run; paceline_next is its id. If neither
-# works, files named `requeue-failed` in the folders `paceline_folders` say why, and a person must act.
+# works, files named `requeue-failed` in the folders `paceline_folders` say why.
 paceline_return_to_queue() { # the script and its arguments
     local nodes folder
     # The nodes to exclude, as the head agents wrote them. The list replaces the user's own, so add that.
@@ -322,8 +307,8 @@ paceline_return_to_queue() { # the script and its arguments
     for folder in "${paceline_folders[@]}"; do echo "$paceline_problem" >"$folder/requeue-failed" || :; done
 }
 
-# Afterwards paceline_problem says why not, in one line. Ask again if the controller is unreachable for a moment (a
-# restart, a failover), or if it crashed just after it had accepted the requeue, and forgot it: the job is running then.
+# Afterwards paceline_problem says why not. Ask again if the controller is unreachable for a moment, or if it crashed just
+# after it had accepted the requeue, and forgot it: the job is running then.
 paceline_requeue_job() { # NODES, to exclude
     local pause
     paceline_problem=unknown
@@ -400,9 +385,9 @@ paceline_withdraw() { # EXIT_CODE WHY
     exit "$1"
 }
 
-# Whether the last start of this job was done. Newer versions of Slurm requeue a preempted job even if it has finished
-# in the meantime. At its first start, a crashed controller has forgotten that start, or Slurm has begun its job ids
-# anew: then this job was submitted after that verdict.
+# Whether the last start of this job was done: newer versions of Slurm requeue a preempted job even if it has finished in
+# the meantime. Before its first start, either a crashed controller has forgotten that one, or Slurm has begun its job
+# ids anew: then this job was submitted after that verdict.
 paceline_was_done() {
     local ended
     paceline_find_owner
@@ -410,15 +395,6 @@ paceline_was_done() {
     [ "$paceline_restarts" = 0 ] || return 0
     ended=$(date -r "$paceline_run/job-starts/$paceline_owner/verdict" +%s 2>/dev/null) || return 1
     [ -n "$paceline_queued_at" ] && [ "$paceline_queued_at" -le "$ended" ]
-}
-
-# A start after the run was over takes its secrets from the shell that submits the job.
-paceline_require_secrets() { # NAME...
-    local name
-    for name in "$@"; do
-        [ -n "${!name+set}" ] ||
-            paceline_fail "The value of $name was removed when this run ended. Export $name, and submit the job again."
-    done
 }
 
 paceline_finish_job() { paceline_finish "" "$paceline_run/job.sbatch"; }
@@ -472,8 +448,7 @@ paceline_start_task() { # SWEEP SUBMISSION LIST [--no-requeue] [--exclude=NODES]
     paceline_begin_job_start "$2/job-starts"
 }
 
-# Run the trials of this task in this many slots, side by side. A local variable would hide the user's, even in the
-# trials, so local variables have the prefix, too.
+# Run the trials of this task side by side. A local variable would hide the user's in the trials: these have the prefix.
 paceline_run_trials() { # SLOTS
     local paceline_slot paceline_index
     paceline_restore_shell
@@ -489,14 +464,12 @@ paceline_run_trials() { # SLOTS
     for paceline_slot in "${paceline_children[@]}"; do paceline_await "$paceline_slot"; done
 }
 
-# One trial is a run with its own folder. Trials that have a result or are cancelled are skipped.
+# One trial is a run with its own folder. Those that have a result or are cancelled are skipped.
 paceline_run_trial() { # its folder
-    paceline_run=$1
-    paceline_trial=${1##*/}
-    [ ! -e "$paceline_sweep/cancelled" ] && [ ! -e "$paceline_run/cancelled" ] && [ ! -e "$paceline_run/result.json" ] ||
-        return 0
+    paceline_run=$1 paceline_trial=${1##*/}
+    [ ! -e "$paceline_sweep/cancelled" ] && [ ! -e "$1/cancelled" ] && [ ! -e "$1/result.json" ] || return 0
     paceline_make_job_start_folder
-    paceline_open_and_close_trial >>"$paceline_run/slurm.log" 2>&1 || : # the next trial runs in any case
+    paceline_open_and_close_trial >>"$1/slurm.log" 2>&1 || : # the next trial runs in any case
 }
 
 paceline_open_and_close_trial() {
@@ -516,8 +489,7 @@ paceline_open_and_close_trial() {
     paceline_verdict=$(paceline_verdict_of "$paceline_job_start") || paceline_verdict=failed
     echo "paceline: job $paceline_job: trial $paceline_trial: $paceline_verdict"
     # A trial that goes on in a later start has no result yet, nor one that was ended with a job that Slurm may requeue.
-    if paceline_wants_requeue; then return; fi
-    if [ "$paceline_verdict$paceline_terminated$paceline_requeue" = failed11 ]; then return; fi
+    if paceline_wants_requeue || [ "$paceline_verdict$paceline_terminated$paceline_requeue" = failed11 ]; then return; fi
     paceline_run_half trial close "$paceline_sweep" "$paceline_submission" "$paceline_trial" "$paceline_verdict"
 }
 
