@@ -74,19 +74,6 @@ def test_a_failure_is_told_once_with_its_reason(launch: Launch, webhook: Webhook
     assert "ValueError: a bad value" in sent["text"]
 
 
-def test_a_restart_here_is_not_the_end(launch: Launch, webhook: Webhook) -> None:
-    script = f"import os\nif os.environ['PACELINE_ATTEMPT'] == '1':\n{'    '.join(['', *FAILS.splitlines(True)])}"
-    started = launch(script, notify=settings(), max_restarts=1, env={"HOOK": webhook.address})
-    assert started.wait() == 0, started.err()
-    assert [(sent["event"], sent["attempt"]) for sent in webhook.received] == [("done", 2)]
-
-
-def test_only_what_was_asked_for(launch: Launch, webhook: Webhook) -> None:
-    started = launch("pass", nproc=1, notify=settings(on=["failed"]), env={"HOOK": webhook.address})
-    assert started.wait() == 0
-    assert webhook.received == []
-
-
 def test_trials_tell_nothing(launch: Launch, webhook: Webhook) -> None:
     started = launch(
         "pass", nproc=1, notify=settings(), trial={"number": 1}, env={"HOOK": webhook.address}

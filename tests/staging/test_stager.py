@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import subprocess
@@ -22,7 +21,7 @@ from paceline.errors import EnvironmentProblem, UsageError
 from paceline.staging import cache, copy, packs
 from paceline.staging.cache import cached_items
 from paceline.staging.cleanup import make_private_folder
-from paceline.staging.copy import Progress, Stopped, Transfer
+from paceline.staging.copy import Stopped, Transfer
 from paceline.staging.manifest import GROUP_BYTES, GROUP_FILES, SMALL, FileEntry, Manifest, scan
 from paceline.staging.packs import Packs
 from paceline.staging.request import choose_base
@@ -87,19 +86,6 @@ def test_a_pack_is_a_tar_file(base: Path, node: Node, tmp_path: Path) -> None:
         copied = unpacked / path.relative_to(source)
         assert copied.read_bytes() == path.read_bytes()
         assert copied.stat().st_mode == path.stat().st_mode
-
-
-def test_packs_can_be_made_before_a_job(base: Path, node: Node) -> None:
-    source = make_tree(base / "set")
-    wanted = request(base, "set")
-    manifest = scan(source)
-    Packs(wanted.packs).write(manifest, Transfer())
-    assert Packs(wanted.packs).read(manifest.key) == manifest
-    Packs(wanted.packs).manifest_path(manifest.key).write_text("{}")  # of another version
-    node.stage(wanted)
-    assert Packs(wanted.packs).read(manifest.key) == manifest
-    data, _ = node.follow(wanted)
-    assert content(data / "set") == content(source)
 
 
 def change_in_secret(path: Path) -> None:
@@ -365,42 +351,6 @@ def test_groups_cover_the_pack(sizes: list[int], repeated: int) -> None:
         span = manifest.offsets[last.path] + last.size - manifest.offsets[group[0].path]
         assert span <= GROUP_BYTES
         assert 0 < len(group) <= GROUP_FILES
-
-
-def test_the_first_error_stops_all_threads() -> None:
-    ran: list[int] = []
-
-    def fails() -> None:
-        ran.append(1)
-        time.sleep(0.05)
-        raise ValueError("this one")
-
-    with pytest.raises(ValueError, match="this one"):
-        Transfer().run([fails] * 500)
-    assert len(ran) < 500
-
-
-def test_progress_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("paceline.staging.copy.time.monotonic", lambda: now[0])
-    lines: list[str] = []
-    transfer = Transfer()
-    progress = Progress("staging data", lines.append)
-    transfer.total = 4_000_000
-    transfer.add(1_000_000)
-    progress.show(transfer)  # too soon
-    now[0] += 10.0
-    progress.show(transfer)
-    assert lines == ["staging data: 25% of 4.0 MB, 100 kB/s, 30 s left"]
-
-
-def test_a_manifest_survives_json(base: Path) -> None:
-    source = make_tree(base / "set")
-    (source / "class 0" / "deep" / "er").mkdir(parents=True)
-    (source / "class 0" / "deep" / "er" / "file").write_text("text")
-    scanned = scan(source)
-    assert "class 0/deep/er/file" in {file.path for file in scanned.files}
-    assert Manifest.from_values(json.loads(json.dumps(scanned.values()))) == scanned
 
 
 def test_data_stage_packs_before_any_job(base: Path, paceline: Callable[..., Completed]) -> None:

@@ -232,13 +232,6 @@ def test_a_rank_does_not_start_elsewhere(tmp_path: Path, monkeypatch: pytest.Mon
         bootstrap._enter_working_directory({"cwd": str(tmp_path / "gone"), "project": "/project"})
 
 
-def test_nothing_stays_if_nothing_was_written(work: WorkingDirectory, tmp_path: Path) -> None:
-    work.fill(work.path)
-    work.prune()
-    assert not (tmp_path / "run/work").exists()
-    work.prune()  # again, as after a job that ended in the middle of it
-
-
 def test_an_unusable_folder_is_an_error_with_its_reason(
     work: WorkingDirectory, tmp_path: Path
 ) -> None:

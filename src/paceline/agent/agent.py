@@ -149,7 +149,7 @@ class Agent:
     def _meet(self) -> None:
         """Join the other agents, and write down who is here."""
         placement, job_start = self.placement, self.verdicts.job_start_name
-        facts = preflight.collect_facts(placement, folder=self.run.path, environ=self.environ)
+        facts = preflight.collect_facts(placement, self.environ)
         attempts = self.run.attempts()
         facts["attempt"] = attempts[-1].number if attempts else 0
         queued = {}

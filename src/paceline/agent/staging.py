@@ -236,18 +236,14 @@ class NodeData:
         """Wait until all agents have collected and cleaned up: a scheduler may end all when one
         exits with an error.
         """
-        pending = {0}
-        if self.placement.is_head:
-            pending = set(range(1, self.placement.count))
-        else:
+        is_head = self.placement.is_head
+        if not is_head:
             self.rendezvous.send({"kind": NODE_CLEAN}, to=0)
-        deadline = time.monotonic() + CLEANUP_TIMEOUT
-        while pending & self.rendezvous.present and time.monotonic() < deadline:
-            if self.agent.requests.end_now:
-                break
-            for message in self.rendezvous.poll():
-                if message.get("kind") in (NODE_CLEAN, ALL_CLEAN):
-                    pending.discard(message["from"])
-            time.sleep(POLL_INTERVAL)
-        if self.placement.is_head:
+        self.rendezvous.gather(
+            NODE_CLEAN if is_head else ALL_CLEAN,
+            set(range(1, self.placement.count)) if is_head else {0},
+            timeout=CLEANUP_TIMEOUT,
+            ended=lambda: self.agent.requests.end_now,
+        )
+        if is_head:
             self.rendezvous.send({"kind": ALL_CLEAN})

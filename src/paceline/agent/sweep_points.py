@@ -128,19 +128,11 @@ def finish_trial(
     sweep: SweepFolder, search: Search, number: int, *, state: str, value: float | None
 ) -> None:
     """Tell the study how a point ended."""
-    optuna, study = import_optuna(), open_study(sweep, search)
-    states = optuna.trial.TrialState
-    known = study.trials[number]
-    if state == DONE and value is not None and known.state == states.FAIL:
-        # It failed, and ran again: the study can't change an ended trial.
-        study.add_trial(
-            optuna.trial.create_trial(
-                value=value, params=known.params, distributions=known.distributions
-            )
-        )
-    elif state == DONE and value is not None:
+    study = open_study(sweep, search)
+    if state == DONE and value is not None:
         study.tell(number, value, skip_if_finished=True)
     else:
+        states = import_optuna().trial.TrialState
         ended = states.PRUNED if state == PRUNED else states.FAIL
         study.tell(number, state=ended, skip_if_finished=True)
 

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -434,12 +433,12 @@ def _find_error(trial: TrialFolder, verdict: str) -> str:
 
 
 def _agent_error(trial: TrialFolder) -> str:
-    """Return why an agent of this job start, if known, failed before any rank started; empty if
-    none has said so.
+    """Return why the agents of this job start, if known, failed before any rank started; empty if
+    the head agent has not said so.
     """
-    events = [event for path in trial.events.glob("agent-*.jsonl") for event in read_objects(path)]
-    failed = [event for event in events if event.get("event") == "failed" and event.get("reason")]
-    if name := os.environ.get(env.JOB_START):
-        failed = [event for event in failed if event.get("job_start") == name]
-    timed = [event for event in failed if isinstance(event.get("time"), (int, float))]
-    return str(max(timed, key=itemgetter("time"))["reason"]) if timed else ""
+    job_start = os.environ.get(env.JOB_START)
+    for event in reversed(list(read_objects(trial.events / "agent-0.jsonl"))):
+        is_this = job_start in (None, event.get("job_start"))
+        if event.get("event") == "failed" and event.get("reason") and is_this:
+            return str(event["reason"])
+    return ""

@@ -385,16 +385,11 @@ paceline_withdraw() { # EXIT_CODE WHY
     exit "$1"
 }
 
-# Whether the last start of this job was done: newer versions of Slurm requeue a preempted job even if it has finished in
-# the meantime. Before its first start, either a crashed controller has forgotten that one, or Slurm has begun its job
-# ids anew: then this job was submitted after that verdict.
+# Whether the last start of this job was done: newer versions of Slurm requeue a preempted job even if it has finished.
 paceline_was_done() {
-    local ended
     paceline_find_owner
-    [ "${paceline_owner%-*}" = "$paceline_job" ] && [ "$(paceline_verdict_of "$paceline_owner")" = "done" ] || return 1
-    [ "$paceline_restarts" = 0 ] || return 0
-    ended=$(date -r "$paceline_run/job-starts/$paceline_owner/verdict" +%s 2>/dev/null) || return 1
-    [ -n "$paceline_queued_at" ] && [ "$paceline_queued_at" -le "$ended" ]
+    [ "$paceline_restarts" != 0 ] && [ "${paceline_owner%-*}" = "$paceline_job" ] &&
+        [ "$(paceline_verdict_of "$paceline_owner")" = "done" ]
 }
 
 paceline_finish_job() { paceline_finish "" "$paceline_run/job.sbatch"; }

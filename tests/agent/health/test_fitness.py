@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from paceline.agent.health.preflight import FitnessCheck
+from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.contract.fitness import Judgement, Measurement
 from paceline.contract.run_folder import RunFolder
 
 
-class Connection:
+class Connection(Rendezvous):
     """The rendezvous of one of several agents, in memory."""
 
     def __init__(self, index: int, inboxes: list[list[dict[str, Any]]]) -> None:
@@ -33,6 +34,10 @@ class Connection:
 
     def put_back(self, messages: list[dict[str, Any]]) -> None:
         self.inboxes[self.index][:0] = messages
+
+    @property
+    def present(self) -> set[int]:
+        return set(range(len(self.inboxes)))
 
 
 Results = list[list[Measurement]]

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -271,21 +270,6 @@ def test_an_agent_records_its_node(launch: Launch) -> None:
     assert 0 <= use.mean("cpu") <= 100
 
 
-def test_zero_turns_sampling_off(launch: Launch) -> None:
-    done = launch("import time; time.sleep(1.5)", system_metrics=0.0)
-    assert done.wait() == 0
-    assert not done.run.system.exists()
-
-
-def test_a_run_survives_a_folder_that_cannot_be_written(launch: Launch, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/system").write_text("in the way")
-    done = launch(WAITING.format(timeout=3), system_metrics=0.5)
-    assert done.wait() == 0
-    assert "node-0.jsonl (File exists); some lines are lost" in done.err()
-    assert done.verdicts() == ("done", "done")
-
-
 def test_sampling_goes_on_once_the_folder_can_be_written(launch: Launch, tmp_path: Path) -> None:
     """Without samples, `paceline ps` would take the run for dead."""
     (tmp_path / "run").mkdir()
@@ -317,12 +301,3 @@ def test_samples_on_a_full_disk_renew_the_date_of_the_file(tmp_path: Path) -> No
             assert path.stat().st_size == size
         finally:
             sampler.close()
-
-
-def test_show_prints_node_usage(
-    paceline: Callable[..., Any], tmp_path: Path, scratch: Path
-) -> None:
-    (tmp_path / "train.py").write_text(WAITING.format(timeout=60))
-    (tmp_path / "paceline.toml").write_text('[runtime]\nsystem_metrics = "1s"\n')
-    paceline("run", "--style", "spawn", "--nproc", "1", "--cpu", "train.py", check=True)
-    assert "node 0" in paceline("show", check=True).stdout

@@ -98,8 +98,3 @@ def test_one_rank_and_programs_that_mpirun_starts_are_no_copies(tmp_path: Path) 
     assert not copies(tmp_path, "", nproc=1)
     assert not copies(tmp_path, "", style="mpirun")
     assert not runs_copies(LaunchSpec("run", str(tmp_path / "none.py"), [], nproc=2))
-
-
-def test_a_script_that_cannot_run_is_no_copy(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import torch\ndef f(:\n")
-    assert not runs_copies(LaunchSpec("run", str(tmp_path / "train.py"), [], nproc=2))

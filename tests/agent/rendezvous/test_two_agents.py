@@ -188,17 +188,6 @@ def test_one_world_over_two_agents(pair: Callable[..., Pair]) -> None:
     assert "s3cret" not in run.console(0) + run.console(1)
 
 
-def test_one_agent_per_rank(pair: Callable[..., Pair]) -> None:
-    """As a scheduler starts them: two agents on one node, each with one rank of it."""
-    ranks = "\nprint('local', os.environ['LOCAL_RANK'], 'of', os.environ['LOCAL_WORLD_SIZE'], flush=True)\n"
-    run = pair(SCRIPT + ranks + CLEANUP, style="srun", nodes=1, nproc=2)
-    assert run.codes() == [0, 0], run.console(0) + run.console(1)
-    for rank in range(2):
-        assert "sum 1 of 2 node 0" in run.log(rank)
-        assert f"local {rank} of 2" in run.log(rank)
-    assert read_verdict(run.job_start.verdict) == DONE
-
-
 def test_a_failure_on_the_second_node_ends_both_and_is_named(pair: Callable[..., Pair]) -> None:
     run = pair(
         READY + "if rank == 1: raise ValueError('no such luck')\ntime.sleep(600)\n", light=True
@@ -298,15 +287,6 @@ def test_members_do_not_outlive_the_head(pair: Callable[..., Pair]) -> None:
     assert read_verdict(run.job_start.verdict) in (None, FAILED)
 
 
-def test_a_stop_reaches_the_ranks_of_all_nodes(pair: Callable[..., Pair]) -> None:
-    handle = "import signal, sys\nsignal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))\n"
-    run = pair(handle + READY + "time.sleep(600)\n", light=True)
-    run.await_line("ready", 2)
-    run.job_start.stop.touch()
-    assert run.codes() == [0, 0], run.console(0) + run.console(1)
-    assert read_verdict(run.job_start.verdict) == STOPPED
-
-
 @pytest.mark.parametrize("agent", [0, 1], ids=["head", "member"])
 def test_sigterm_to_one_agent_stops_the_ranks_of_all_nodes(
     pair: Callable[..., Pair], agent: int
@@ -318,24 +298,6 @@ def test_sigterm_to_one_agent_stops_the_ranks_of_all_nodes(
     assert run.codes() == [0, 0], run.console(0) + run.console(1)
     assert read_verdict(run.run.attempt(1).verdict) == STOPPED
     assert read_verdict(run.job_start.verdict) == STOPPED
-
-
-def test_sigterm_reaches_ranks_that_do_not_talk_to_each_other(pair: Callable[..., Pair]) -> None:
-    """After a stop file that they ignore. Rank 1 ignores SIGTERM too, until the deadline."""
-    script = """
-import os, signal, time
-if os.environ["RANK"] == "1": signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("ready", flush=True)
-time.sleep(3600)
-"""
-    run = pair(script, light=True, stop_timeout=2.0)
-    run.await_line("ready", 2)
-    run.job_start.stop.touch()
-    run.await_that(lambda: "stop requested" in run.console(0))
-    run.processes[1].terminate()
-    assert run.codes() == [0, 0], run.console(0) + run.console(1)
-    assert read_verdict(run.job_start.verdict) == STOPPED
-    assert "did not stop within 2 s and were killed: 1; stacks" in run.console(1)
 
 
 def test_ranks_that_linger_on_another_node_are_reported_and_ended(

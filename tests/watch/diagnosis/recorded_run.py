@@ -19,8 +19,6 @@ from paceline.watch.diagnosis import diagnose
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.records import read_record
 
-PLENTY = 1 << 40
-
 
 class RecordedRun:
     """Two nodes with two ranks each, in their tenth minute. Change what you like, then ask for the findings."""
@@ -61,22 +59,16 @@ class RecordedRun:
             "host": host,
             "node": index,
             "ranks": [2 * index, 2 * index + 1],
-            "addresses": [address, "127.0.0.1"],
             "interfaces": {"lo": "127.0.0.1", "eth0": address},
             "visible_gpus": None,
             "slurm_gpus": None,
             "gpu_devices": 0,
             "gpu_driver": None,
-            "run_free": PLENTY,
-            "tmp_free": PLENTY,
-            "shm_free": PLENTY,
-            "memory_free": PLENTY,
             "cpus": 8,
             "python": "3.11.2",
             "torch": "2.13.0",
             "nccl": None,
             "paceline": "0.1.0",
-            "pid": 1,
             "attempt": 0,
         }
         self.events[index] = [self.nodes[index]]

@@ -95,32 +95,22 @@ def look(run: RunFolder, *, stacks: bool = False) -> dict[str, Any]:
 
     A rank is not stuck as long as ranks print something.
     """
-    host = _host()
+    host, attempts = _host(), run.attempts()
     ranks = list(_ranks(run, host))
-    attempts = run.attempts()
+    rows = [rank_row(rank.number, rank.heartbeat, rank.times) for rank in ranks]
+    found: dict[str, Any] = {"time": time.time(), "host": host, "ranks": rows}
     if not attempts or not ranks:
-        return {"time": time.time(), "host": host, "ranks": [_row(rank) for rank in ranks]}
+        return found
     printed = attempts[-1].last_output()
     is_quiet = printed is None or time.time() - printed > QUIET
-    found: dict[str, Any] = {}
     if is_quiet and any(rank.is_stuck for rank in ranks):
-        found = compare_dumps(attempts[-1], ranks)
+        found |= compare_dumps(attempts[-1], ranks)
     elif stacks:
-        found = {"dumped": dump_stacks(attempts[-1], ranks)}
-    foreign = [
+        found["dumped"] = dump_stacks(attempts[-1], ranks)
+    found["foreign"] = [
         rank.number for rank in ranks if rank.heartbeat.state >= READY and not rank.writes_stacks
     ]
-    return {
-        "time": time.time(),
-        "host": host,
-        "ranks": [_row(rank) for rank in ranks],
-        "foreign": foreign,
-        **found,
-    }
-
-
-def _row(rank: Rank) -> list[Any]:
-    return rank_row(rank.number, rank.heartbeat, rank.times)
+    return found
 
 
 def _ranks(run: RunFolder, host: str) -> Iterator[Rank]:

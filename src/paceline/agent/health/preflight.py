@@ -12,10 +12,8 @@ import json
 import os
 import platform
 import re
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline import __version__
-from paceline.agent.health.node_metrics import read_memory
 from paceline.agent.launcher_placement import Placement
 from paceline.agent.rendezvous import network
 from paceline.agent.rendezvous.connected_agents import Rendezvous
@@ -41,8 +38,6 @@ from paceline.contract.run_folder import JobStartFolder, RunFolder, write_atomic
 
 Facts = dict[str, Any]
 
-MIN_DISK = 256 << 20  # bytes
-MIN_MEMORY = 256 << 20
 TIME_LIMIT = 30.0  # seconds for all of it
 ANSWER_TIME = 6.0  # seconds of them for the answers of the members, and for the verdict after them
 RESULT, VERDICT = "fitness", "fitness_verdict"
@@ -53,7 +48,7 @@ _START = f"{DROP_CWD_FROM_PATH}; from paceline.runtime.distributed.fitness impor
 # ------------------------------------------------------------------------------
 
 
-def collect_facts(placement: Placement, *, folder: Path, environ: Mapping[str, str]) -> Facts:
+def collect_facts(placement: Placement, environ: Mapping[str, str]) -> Facts:
     """Return what the head agent must know about this node. A fact that cannot be read is None,
     never an error.
     """
@@ -67,9 +62,6 @@ def collect_facts(placement: Placement, *, folder: Path, environ: Mapping[str, s
         "slurm_gpus": _number(environ.get("SLURM_GPUS_ON_NODE", "")),
         "gpu_devices": gpu_devices(),
         "gpu_driver": gpu_driver(),
-        "run_free": _free_bytes(folder),
-        "tmp_free": _free_bytes(Path(tempfile.gettempdir())),
-        "memory_free": _free_memory(),
         "cpus": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
@@ -130,20 +122,6 @@ def _torch_folder() -> Path | None:
     )
 
 
-def _free_bytes(folder: Path) -> int | None:
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return None
-
-
-def _free_memory() -> int | None:
-    try:
-        return read_memory()[1]
-    except (OSError, KeyError):  # no Linux, or an old one
-        return None
-
-
 def _number(text: str) -> int | None:
     return int(text) if text.isdigit() else None
 
@@ -176,11 +154,9 @@ def find_problems(launch_spec: LaunchSpec, roster: Sequence[Facts]) -> list[Prob
     for facts in roster:
         expected = _expected_gpus(launch_spec, facts, max_gpus)
         gpus = _gpu_problems(launch_spec, facts, expected=expected, countable=countable)
-        for problem in (*gpus, *_space_problems(facts)):
-            problems[problem] = None
+        problems |= dict.fromkeys(gpus)
     for name in ("torch", "nccl", "python", "gpu_driver"):
-        for problem in _version_problems(name, roster):
-            problems[problem] = None
+        problems |= dict.fromkeys(_version_problems(name, roster))
     return sorted(problems, key=lambda problem: not problem.fatal)
 
 
@@ -220,19 +196,6 @@ def _expected_gpus(launch_spec: LaunchSpec, facts: Facts, max_gpus: int) -> int:
     if launch_spec.nproc == 1 or len(facts["ranks"]) > 1:
         return launch_spec.gpus
     return 1 if launch_spec.one_gpu_per_rank else max(1, min(launch_spec.gpus, max_gpus))
-
-
-def _space_problems(facts: Facts) -> list[Problem]:
-    found = []
-    for name, what, minimum in (
-        ("run_free", "of disk space left in the run folder", MIN_DISK),
-        ("tmp_free", "of disk space left in the temporary folder", MIN_DISK),
-        ("memory_free", "of memory left", MIN_MEMORY),
-    ):
-        free = facts[name]
-        if free is not None and free < minimum:
-            found.append(Problem(facts["host"], f"only {free >> 20} MB {what}", fatal=False))
-    return found
 
 
 def _version_problems(name: str, roster: Sequence[Facts]) -> list[Problem]:
@@ -347,20 +310,10 @@ class FitnessCheck:
 
     def _await(self, kind: str, senders: set[int]) -> dict[int, dict[str, Any]]:
         """Return one message of each sender, or of those that answer in time."""
-        found: dict[int, dict[str, Any]] = {}
-        other = []
         deadline = self._deadline + (0.0 if self._launch.placement.is_head else ANSWER_TIME)
-        while senders - set(found) and time.monotonic() < deadline and not self._interrupted():
-            for message in self._rendezvous.poll():
-                if message.get("kind") == kind:
-                    found[message["from"]] = message
-                else:
-                    other.append(message)
-            if any(message.get("kind") == "lost" for message in other):
-                break
-            time.sleep(0.05)
-        self._rendezvous.put_back(other)
-        return found
+        return self._rendezvous.gather(
+            kind, senders, timeout=deadline - time.monotonic(), ended=self._interrupted
+        )
 
     @staticmethod
     def _find_silent(reports: Iterable[Mapping[str, Any]], blamed: set[str]) -> list[Judgement]:

@@ -154,6 +154,24 @@ class Rendezvous:
         """Return messages that are meant for another caller: the next `poll` brings them first."""
         self._arrived[:0] = messages
 
+    def gather(
+        self, kind: str, senders: set[int], *, timeout: float, ended: Callable[[], bool]
+    ) -> dict[int, Message]:
+        """Return one message of this kind from each sender that sends one in time. Others stay for
+        `poll`.
+        """
+        found: dict[int, Message] = {}
+        deadline = time.monotonic() + timeout
+        while True:
+            present = self.present
+            messages = self.poll()
+            found |= {each["from"]: each for each in messages if each.get("kind") == kind}
+            self.put_back([each for each in messages if each.get("kind") != kind])
+            missing = senders - set(found)
+            if not missing & present or time.monotonic() > deadline or ended():
+                return found
+            time.sleep(0.05)
+
     @property
     def present(self) -> set[int]:
         """The other agents that are still connected (for a member: the head agent)."""

@@ -56,22 +56,12 @@ class Joined:
 
 def split_address(text: str) -> tuple[str, int]:
     host, _, port = text.strip().rpartition(":")
-    if not host or not port.isdigit():
-        raise LaunchError(
-            f'Invalid address of the head agent "{text}": use "host:port".',
-            hint=f"Paceline sets it in {env.RENDEZVOUS}: check whether your shell or a `setup` "
-            "line does, too.",
-        )
     return host.strip("[]"), int(port)
 
 
-def _job_start_folder(environ: Mapping[str, str]) -> JobStartFolder | None:
-    """Return the folder that all agents of this job start share, or None if the environment names
-    none.
-    """
-    if env.RUN in environ and env.JOB_START in environ:
-        return RunFolder(Path(environ[env.RUN])).job_start(environ[env.JOB_START])
-    return None
+def _job_start_folder(environ: Mapping[str, str]) -> JobStartFolder:
+    """Return the folder that all agents of this job start share."""
+    return RunFolder(Path(environ[env.RUN])).job_start(environ[env.JOB_START])
 
 
 # -- the head agent
@@ -145,47 +135,26 @@ class RendezvousServer:
         """
         announced = self.environ.get(env.RENDEZVOUS)
         host, port = split_address(announced) if announced else (self.placement.host, 0)
-        if self.job_start is None and not announced:
-            raise LaunchError(
-                f"The agents cannot find each other: neither {env.RENDEZVOUS} nor {env.JOB_START} "
-                "is set.",
-                hint="Start agents with `paceline run` or `paceline submit`.",
-            )
         try:
             listener = network.bind_port(port, backlog=1024)
-        except OSError as error:
-            if self.job_start is None:
-                raise LaunchError(
-                    f"Cannot listen on port {port} of {self.placement.host}: {error.strerror}."
-                ) from None
+        except OSError:
             listener = network.bind_port(0, backlog=1024)
-        if self.job_start is not None:
-            self.job_start.path.mkdir(parents=True, exist_ok=True)
-            address = network.join_address(host, listener.getsockname()[1])
-            write_atomically(self.job_start.head, f"{address}\n")
+        self.job_start.path.mkdir(parents=True, exist_ok=True)
+        address = network.join_address(host, listener.getsockname()[1])
+        write_atomically(self.job_start.head, f"{address}\n")
         return listener
 
     def _handle(self, message: Message) -> None:
-        """Take note of an agent that has joined, unless it is not one of this run's."""
-        index, count = message["from"], self.placement.count
+        """Take note of an agent that has joined, or is gone again."""
+        index = message["from"]
         if message.get("kind") in ("lost", "left"):
             self.lost[index] = {"closed": True, **message, "kind": "lost", "index": index}
-        if message.get("kind") != "hello":
-            return
-        if 0 < index < count == message["count"]:
+        elif message.get("kind") == "hello" and 0 < index < self.placement.count:
             self.facts[index] = message["facts"]
             self.lost.pop(index, None)  # it joins again
-            return
-        reason = (
-            f"It has index {index} of {message['count']}, but the head agent expects {count} "
-            "agents."
-        )
-        self.transport.send({"kind": "rejected", "reason": reason}, to=index)
 
     def _raise_reported_error(self) -> None:
         """Raise the error of an agent that cannot get here, instead of waiting for it."""
-        if self.job_start is None:
-            return
         for path in self.job_start.join_errors():
             with suppress(OSError, ValueError):
                 report = json.loads(path.read_text(encoding="utf-8"))
@@ -278,9 +247,8 @@ class RendezvousClient:
                     problem = str(error).rstrip(".")
             if not reported and time.monotonic() - began > REPORT_AFTER:
                 reported = True
-                with suppress(LaunchError):
-                    reach = network.describe_reach(split_address(address)[0])
-                    self.report(address=address, error=problem, **reach)
+                reach = network.describe_reach(split_address(address)[0])
+                self.report(address=address, error=problem, **reach)
             time.sleep(0.2)
         raise LaunchError(
             f"{self.name} could not join the head agent at {address} within {timeout:g} s: "
@@ -290,9 +258,8 @@ class RendezvousClient:
 
     def _addresses(self) -> list[str]:
         found = [self.environ.get(env.RENDEZVOUS, "")]
-        if self.job_start is not None:
-            with suppress(OSError):
-                found.insert(0, self.job_start.head.read_text(encoding="utf-8").strip())
+        with suppress(OSError):
+            found.insert(0, self.job_start.head.read_text(encoding="utf-8").strip())
         return [address for address in dict.fromkeys(found) if address]
 
     def _resolve(self, host: str, timeout: float) -> list[str]:
@@ -330,7 +297,7 @@ class RendezvousClient:
         """
         transport = Transport({0: sock}, is_head=False, silence_timeout=self.silence_timeout)
         try:
-            transport.send({"kind": "hello", "count": self.placement.count, "facts": facts})
+            transport.send({"kind": "hello", "facts": facts})
             while True:
                 if self.interrupted():
                     raise Interrupted(INTERRUPTED)
@@ -359,7 +326,7 @@ class RendezvousClient:
 
         If this agent exits at once, the scheduler may end the whole step first.
         """
-        if self.job_start is None or isinstance(error, Interrupted):
+        if isinstance(error, Interrupted):
             return
         if not isinstance(error, JoinRejected):
             message = {"host": self.placement.host, "message": error.message, "hint": error.hint}

@@ -4,11 +4,11 @@ right one.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import socket
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from paceline.errors import LaunchError
 
 INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 LOOPBACK = "127.0.0.1"
-MAX_PORT = 65535
 _SIOCGIFADDR = 0x8915
 # ssh, slurmd, and one that nobody uses: a firewall that blocks the port of a run lets one of them
 # through.
@@ -39,18 +38,16 @@ def interfaces() -> dict[str, str]:
     return found
 
 
-def ipv6_interfaces(listed: Path = Path("/proc/net/if_inet6")) -> dict[str, list[str]]:
-    """Return the IPv6 addresses of each interface, those that only its own link can reach last."""
+def ipv6_interfaces() -> list[tuple[str, str]]:
+    """Return each interface with an IPv6 address of it."""
     import ipaddress
 
-    found: dict[str, list[str]] = {}
-    try:
-        lines = [line.split() for line in listed.read_text(encoding="ascii").splitlines()]
-    except OSError:
-        return {}
-    for digits, _, _, scope, _, name in sorted(lines, key=lambda fields: fields[3] == _LINK_SCOPE):
-        address = str(ipaddress.IPv6Address(bytes.fromhex(digits)))
-        found.setdefault(name, []).append(f"{address}%{name}" if scope == _LINK_SCOPE else address)
+    found = []
+    with suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
+            digits, _, _, scope, _, name = line.split()
+            address = str(ipaddress.IPv6Address(bytes.fromhex(digits)))
+            found.append((name, f"{address}%{name}" if scope == _LINK_SCOPE else address))
     return found
 
 
@@ -81,29 +78,19 @@ def bind_port(port: int, *, backlog: int | None = None) -> socket.socket:
     """Return a socket on this port for IPv4 and IPv6, or what this machine has of them. With a
     backlog it listens.
     """
-    if port > MAX_PORT:  # Python itself raises an OverflowError
-        raise OSError(errno.EINVAL, f"there is no port above {MAX_PORT}")
-    families = [socket.AF_INET6, socket.AF_INET] if socket.has_ipv6 else [socket.AF_INET]
-    for family in families:
-        try:
-            sock = socket.socket(family, socket.SOCK_STREAM)
-        except OSError:
-            if family == families[-1]:
-                raise
-            continue
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            sock.bind(("", port))
-            if backlog is not None:
-                sock.listen(backlog)
-            return sock
-        except OSError as error:
-            sock.close()
-            if family == families[-1] or error.errno == errno.EADDRINUSE:
-                raise
-    raise AssertionError("the last family raises its error")
+    has_both = socket.has_dualstack_ipv6()
+    sock = socket.socket(socket.AF_INET6 if has_both else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if has_both:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind(("", port))
+        if backlog is not None:
+            sock.listen(backlog)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def resolve(host: str, *, agent: str) -> list[str]:
@@ -164,9 +151,7 @@ def interface_towards(address: str) -> str | None:
             own = probe.getsockname()[0]
     except OSError:
         return None
-    known = [(name, each) for name, each in interfaces().items()]
-    known += [(name, each) for name, all_of_it in ipv6_interfaces().items() for each in all_of_it]
-    for name, interface_address in known:
+    for name, interface_address in (*interfaces().items(), *ipv6_interfaces()):
         if interface_address == own and name != "lo":
             return name
     return None

@@ -34,7 +34,6 @@ Message = dict[str, Any]
 PING_INTERVAL = 2.0  # seconds
 PROBE_TIMEOUT = 3.0  # seconds for the node of a lost agent to answer
 FLUSH_TIMEOUT = 5.0  # seconds for the last messages to leave
-MAX_LINE = 64 << 20  # bytes; a peer that sends more without a newline is not an agent
 MAX_STRANGERS = 1024  # connections that are not agents yet
 ACCEPTS_PER_ROUND = 64
 _PING = b"{}\n"
@@ -281,19 +280,13 @@ class Transport:
             for line in lines:
                 if line != _PING[:-1]:
                     self._handle_line(peer, line)
-        if len(peer.unread) > MAX_LINE:
-            self._lose(peer, "it sent something that is not a message")
 
     def _handle_line(self, peer: _Peer, line: bytes) -> None:
-        try:
-            message = json.loads(line)
-        except (ValueError, RecursionError):
-            return
-        if isinstance(message, dict):
-            self._deliver({**message, "from": peer.index})
-            if message.get("kind") == "left":
-                peer.left = True
-                self.present.discard(peer.index)
+        message = json.loads(line)
+        self._deliver({**message, "from": peer.index})
+        if message.get("kind") == "left":
+            peer.left = True
+            self.present.discard(peer.index)
 
     def _lose(self, peer: _Peer, reason: str, *, closed: bool = False) -> None:
         if not self._drop(peer) or peer.left or peer.handshake is not None:

@@ -665,17 +665,9 @@ def test_a_job_that_was_done_does_not_run_again(bench: Bench) -> None:
 def test_job_ids_that_start_over_do_not_end_a_run(bench: Bench, restarts: str) -> None:
     """An earlier job had the same id, and was done. `paceline submit --resume` has asked for more."""
     bench.carry_out(DONE)
-    (bench.calls / "shown").write_text("   SubmitTime=2999-01-01T00:00:00 EligibleTime=Unknown\n")
     assert bench.carry_out(STOPPED)[0] == 75
     assert bench.carry_out(FAILED, SLURM_RESTART_COUNT=restarts)[0] == 1
     assert bench.claims() == ["7-0", "7-0_2", "7-0_3" if restarts == "0" else "7-1"]
-
-
-def test_a_job_whose_start_a_crashed_controller_forgot_does_not_run_again(bench: Bench) -> None:
-    (bench.calls / "shown").write_text("   SubmitTime=2020-01-01T00:00:00 EligibleTime=Unknown\n")
-    bench.carry_out(DONE)
-    assert bench.carry_out(FAILED) == (0, "paceline: job 7: already done\n")
-    assert [path.name for path in (bench.run / "job-starts").iterdir()] == ["7-0"]
 
 
 def test_a_script_that_is_not_submitted_says_how_to_submit_it(bench: Bench) -> None:
