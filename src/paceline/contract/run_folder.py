@@ -65,7 +65,7 @@ class RunFolder:
     events = Entry("events")
     # what the fitness check of the newest job start measured, and what it found
     fitness = Entry("fitness.json")
-    system = Entry("system")  # CPU, memory, network and GPU use, one file per node
+    system = Entry("system")  # CPU, memory and GPU use, one file per node
 
     # `step-00001000` and so on; complete once it has `complete.json`
     checkpoints = Entry("checkpoints")
