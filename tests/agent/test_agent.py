@@ -16,7 +16,7 @@ Attempt.run = run
 
 LOST = """\
 from paceline.agent.attempt import Attempt
-from paceline.agent.rendezvous.connected_agents import AgentsLost
+from paceline.agent.rendezvous.membership import AgentsLost
 def run(self):
     raise AgentsLost("Lost before attempt 1 began: node b.", hosts=["b"])
 Attempt.run = run

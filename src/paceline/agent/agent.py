@@ -20,13 +20,8 @@ from paceline.agent.launcher_placement import Placement, find_placement
 from paceline.agent.notify import Notifier, StallNotifier
 from paceline.agent.rank_failures import Failure
 from paceline.agent.rendezvous import network
-from paceline.agent.rendezvous.connected_agents import (
-    AgentsLost,
-    AgentsMissing,
-    Rendezvous,
-    await_verdict,
-    join,
-)
+from paceline.agent.rendezvous.connected_agents import Rendezvous, join
+from paceline.agent.rendezvous.membership import AgentsLost, AgentsMissing, await_verdict
 from paceline.agent.stop import Requests
 from paceline.agent.verdict_writer import VerdictWriter, last_step, newest_checkpoint
 from paceline.agent.workers import fork_safety

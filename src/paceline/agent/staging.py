@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.agent.rendezvous.connected_agents import Interrupted
+from paceline.agent.rendezvous.membership import Interrupted
 from paceline.contract import env
 from paceline.contract.files import find_own_folder, own_folder_name
 from paceline.errors import LaunchError, PacelineError

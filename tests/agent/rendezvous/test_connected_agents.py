@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from paceline.agent.launcher_placement import find_placement
-from paceline.agent.rendezvous import connected_agents, joining
+from paceline.agent.rendezvous import connected_agents, server_and_client
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import JobStartFolder, RunFolder
 from paceline.errors import LaunchError
@@ -320,7 +320,7 @@ def test_several_agents_need_a_token(environ: dict[str, str]) -> None:
 def test_a_member_that_cannot_connect_says_what_is_in_the_way(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], job_start: JobStartFolder
 ) -> None:
-    monkeypatch.setattr(joining, "REPORT_AFTER", 0.0)
+    monkeypatch.setattr(server_and_client, "REPORT_AFTER", 0.0)
     job_start.path.mkdir(parents=True)
     job_start.verdict.write_text("failed\n")  # the member waits for it
     launch_spec = LaunchSpec(run_id="r", program="x", args=[], nodes=2)
@@ -329,7 +329,7 @@ def test_a_member_that_cannot_connect_says_what_is_in_the_way(
         taken.bind(("127.0.0.1", 0))  # nobody listens
         head = f"127.0.0.1:{taken.getsockname()[1]}"
         environ |= {"PACELINE_AGENT": "1/2", "PACELINE_RENDEZVOUS": head}
-        client = joining.RendezvousClient(
+        client = server_and_client.RendezvousClient(
             find_placement(launch_spec, environ),
             environ,
             token="t",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from paceline.agent.rendezvous import network
-from paceline.agent.rendezvous.joining import split_address
+from paceline.agent.rendezvous.server_and_client import split_address
 from paceline.contract.run_folder import DONE, read_verdict
 from tests.agent.rendezvous.test_two_agents import CLEANUP, SCRIPT, Pair
 

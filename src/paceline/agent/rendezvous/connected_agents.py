@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.agent.launcher_placement import Placement
+from paceline.agent.rendezvous.membership import AgentsLost, AgentsMissing, Interrupted
 from paceline.agent.rendezvous.network import bind_port, loopback
 from paceline.contract import env
-from paceline.contract.run_folder import JobStartFolder
 from paceline.errors import LaunchError
 
 if TYPE_CHECKING:  # a single agent does not need it and should start fast
@@ -29,40 +29,6 @@ JOIN_TIMEOUT, JOIN_TIMEOUT_PER_AGENT = 120.0, 0.5
 # Seconds that a node may take to import torch from a slow file system. A lost node is noticed
 # sooner.
 PREPARE_TIMEOUT = 900.0
-# seconds that an agent with an error waits for the head agent to end the run
-VERDICT_TIMEOUT = 15.0
-
-
-class AgentsMissing(LaunchError):
-    """Some agents did not join; `hosts` are their nodes, as far as they are known.
-
-    `killed`: they were killed, and their nodes are up.
-    """
-
-    def __init__(
-        self, message: str, *, hint: str = "", hosts: list[str] | None = None, killed: bool = False
-    ) -> None:
-        super().__init__(message, hint=hint)
-        self.hosts, self.killed = hosts or [], killed
-
-
-class AgentsLost(AgentsMissing):
-    """Agents that had joined are gone."""
-
-
-class Interrupted(LaunchError):
-    """The user ended the run before its ranks started."""
-
-
-def await_verdict(
-    job_start: JobStartFolder, interrupted: Callable[[], bool] = lambda: False
-) -> None:
-    """Wait for the verdict. If an agent exits before it, the scheduler may end the head agent
-    too.
-    """
-    deadline = time.monotonic() + VERDICT_TIMEOUT
-    while time.monotonic() < deadline and not job_start.verdict.exists() and not interrupted():
-        time.sleep(0.2)
 
 
 @dataclass(frozen=True)
@@ -270,7 +236,7 @@ def join(
     """
     if placement.count == 1:
         return Rendezvous(placement, [facts])
-    from paceline.agent.rendezvous.joining import RendezvousClient, RendezvousServer
+    from paceline.agent.rendezvous.server_and_client import RendezvousClient, RendezvousServer
 
     token = environ.get(env.TOKEN, "")
     if not token:

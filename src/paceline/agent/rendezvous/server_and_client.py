@@ -16,15 +16,9 @@ from pathlib import Path
 
 from paceline.agent.launcher_placement import Placement, node_name
 from paceline.agent.rendezvous import network
-from paceline.agent.rendezvous.connected_agents import (
-    AgentsMissing,
-    Facts,
-    Interrupted,
-    Message,
-    await_verdict,
-)
 from paceline.agent.rendezvous.handshake import HANDSHAKE_TIMEOUT, greet_head
-from paceline.agent.rendezvous.transport import MAX_STRANGERS, Transport
+from paceline.agent.rendezvous.membership import AgentsMissing, Interrupted, await_verdict
+from paceline.agent.rendezvous.transport import MAX_STRANGERS, Message, Transport
 from paceline.agent.workers.process_tree import raise_descriptor_limit
 from paceline.contract import env
 from paceline.contract.run_folder import JobStartFolder, RunFolder, write_atomically
@@ -48,7 +42,7 @@ class Joined:
     """The result of joining: the connections, and who is here."""
 
     transport: Transport
-    roster: list[Facts]
+    roster: list[Message]
     head_address: str  # as the members reach it
     peer_address: str  # on another node
     unread: list[Message]  # what has arrived since, or who was lost meanwhile
@@ -83,7 +77,7 @@ class RendezvousServer:
         self.placement, self.environ = placement, environ
         self.interrupted = interrupted
         self.job_start = _job_start_folder(environ)
-        self.facts: dict[int, Facts] = {}
+        self.facts: dict[int, Message] = {}
         self.lost: dict[int, Message] = {}
         needed = placement.count + SPARE_DESCRIPTORS
         allowed = raise_descriptor_limit(needed + MAX_STRANGERS)
@@ -96,7 +90,7 @@ class RendezvousServer:
             max_strangers=max(16, min(MAX_STRANGERS, allowed - needed)),
         )
 
-    def accept_all(self, facts: Facts, timeout: float) -> Joined:
+    def accept_all(self, facts: Message, timeout: float) -> Joined:
         """Wait until all agents have joined, then send everyone the roster.
 
         As long as agents arrive, more may come: the time-out counts from the last one.
@@ -221,7 +215,7 @@ class RendezvousClient:
         self.name = f"Agent {placement.index + 1} of {placement.count} on node {placement.host}"
         self.unresolved_since: float | None = None
 
-    def join(self, facts: Facts, timeout: float) -> Joined:
+    def join(self, facts: Message, timeout: float) -> Joined:
         """Join the head agent, or leave an error where the head agent reads it."""
         try:
             return self._retry(facts, timeout)
@@ -229,7 +223,7 @@ class RendezvousClient:
             self._report(error)
             raise
 
-    def _retry(self, facts: Facts, timeout: float) -> Joined:
+    def _retry(self, facts: Message, timeout: float) -> Joined:
         """Try the announced address, and the one in the job start's folder, until the head agent
         accepts.
         """
@@ -291,7 +285,7 @@ class RendezvousClient:
             return sock
         raise problem
 
-    def _wait_for_roster(self, sock: socket.socket, facts: Facts) -> Joined:
+    def _wait_for_roster(self, sock: socket.socket, facts: Message) -> Joined:
         """Wait for the others. From here on the head agent counts the time: it knows who is
         missing.
         """
