@@ -19,6 +19,8 @@ PARENT = "PACELINE_PARENT"  # exec'd ranks: the process that they must not outli
 # set by `paceline.spawn` in its children, besides torchrun's variables
 SPAWNED = "PACELINE_SPAWNED"
 PROOF = "PACELINE_PROOF"  # what `paceline prove` asks ranks to record: the file of a `ProofSpec`
+# what `paceline inspect data` asks ranks to record: the steps of each epoch, and the folder
+SAMPLES = "PACELINE_SAMPLES"
 # the folder where ranks write what the fitness check measures; not set: they print it
 FITNESS = "PACELINE_FITNESS"
 FITNESS_CPU = "PACELINE_FITNESS_CPU"  # "1": the fitness check measures CPUs, even if there are GPUs

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO
 
+from paceline.contract import env
 from paceline.contract.foreign_records import make, parse_object
 
 # -- `paceline prove`: what ranks record or change, and where they do
@@ -18,8 +17,11 @@ CHANGES = (DROPOUT, BATCHNORM)
 # what a model uses, besides dropout and BatchNorm: random numbers in the forward pass
 DRAWS = "draws"
 
-# an agent loads it by name in a rank: only the runtime imports torch
-RECORDER = "paceline.runtime.proof.patches"
+# A rank loads one by name, if its variable is set: only the runtime imports torch.
+RECORDERS = {
+    env.PROOF: "paceline.runtime.proof.patches",
+    env.SAMPLES: "paceline.runtime.data.inspection",
+}
 # the kinds of records, in the order in which a rank writes them
 START, STEP, END = "start", "step", "end"
 
@@ -52,7 +54,9 @@ def weights_path(folder: Path) -> Path:
 # The first line describes the loader. Every batch follows as it comes, so the records of a run that
 # fails are readable.
 
-INDEX, POSITION, CONTENT = "index", "position", "content"  # how samples are told apart
+# the kinds of records: the loader, the first items of its dataset, the samples of one step, the end
+# of an epoch, and that a step has had a backward pass
+LOADER, ITEMS, BATCH, EPOCH_END, TRAINED = "loader", "items", "batch", "epoch_end", "trained"
 
 
 @dataclass(frozen=True)
@@ -62,83 +66,17 @@ class LoaderFacts:
     rank: int
     world_size: int
     kind: str  # what the script uses, for people: "run.loader", "DataLoader"
-    # INDEX of a map-style dataset; POSITION in a stream; CONTENT if a stream splits itself
-    keys: str
-    samples: int | None = None  # None if unknown
+    samples: int | None = None  # None for a stream
+    # a stream that splits itself: only their contents tell its samples apart
+    by_content: bool = False
     # as the script gave it: of all ranks for run.loader, of one rank for a DataLoader
     batch_size: int | None = None
-    accumulate: int = 1
     num_workers: int = 0
-    shuffled: bool | None = None  # None if a sampler or the stream decides
+    shuffled: bool = True
     drop_last: bool = True
     dataset: str = ""
     sampler: str = ""
-    # digests of the first items that this rank reads of a stream
-    beginning: list[str] = field(default_factory=list)
-    number: int = 0  # of the loader: a script may have several
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One rank's samples in one micro-step."""
-
-    epoch: int
-    step: int
-    micro: int
-    worker: int | None
-    keys: list[int | str]
-    digests: list[str] = field(default_factory=list)  # of the items of a stream
-
-
-@dataclass(frozen=True)
-class EpochStart:
-    """Says that an epoch begins. If it has begun before, the script has only had a look at it,
-    which doesn't count.
-    """
-
-    epoch: int
-
-
-@dataclass(frozen=True)
-class EpochEnd:
-    """Says that a rank has seen all batches of an epoch, rather than the first ones."""
-
-    epoch: int
-
-
-@dataclass(frozen=True)
-class Trained:
-    """Says that batches of the loader reach a backward pass."""
-
-
-@dataclass(frozen=True)
-class Items:
-    """Digests of the first items of this rank's dataset; None for one that is another one each
-    time it is read.
-    """
-
-    digests: list[str | None]
-
-
-Record = LoaderFacts | EpochStart | Batch | EpochEnd | Trained | Items
-_KINDS: dict[str, type[Record]] = {
-    kind.__name__: kind for kind in (LoaderFacts, EpochStart, Batch, EpochEnd, Trained, Items)
-}
 
 
 def record_path(folder: Path, rank: int, loader: int = 0) -> Path:
     return folder / (f"rank-{rank}.jsonl" if loader == 0 else f"rank-{rank}-loader-{loader}.jsonl")
-
-
-def write_record(file: IO[str], record: Record) -> None:
-    file.write(json.dumps({"record": type(record).__name__, **asdict(record)}) + "\n")
-    file.flush()
-
-
-def read_records(path: Path) -> Iterator[Record]:
-    """Yield the records of a file. A last line that was not finished is left out."""
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                fields = json.loads(line)
-                yield _KINDS[fields.pop("record")](**fields)

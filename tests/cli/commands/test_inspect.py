@@ -44,7 +44,7 @@ def test_a_script_is_inspected_without_training(
 
 def test_errors_are_clear(paceline: Paceline, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\nraise ValueError('boom')\n")
-    done = paceline("inspect", "data", "--nproc", "2", "--json", "train.py", cwd=tmp_path)
+    done = paceline("inspect", "data", "--cpu", "--nproc", "2", "train.py", cwd=tmp_path)
     assert done.returncode == 1
     assert "The script failed before it read any data." in done.stderr
     assert "ValueError: boom" in done.stderr

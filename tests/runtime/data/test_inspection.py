@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections import UserDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,11 +16,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 import paceline
 from paceline.runtime import loop
-from paceline.runtime.data.inspection import LoaderWalk
-from paceline.runtime.data.sample_recorder import PlainLoaders, Recorder, digest, split_batch
+from paceline.runtime.data.inspection import SampleRecorder, digest
 from paceline.spec.findings import GOOD, PROBLEM, WARNING
-from paceline.tools.inspect.sample_checks import check_samples
-from paceline.tools.inspect.samples import Samples, read_samples
+from paceline.tools.inspect.samples import Samples, check_samples, read_samples
 from tests.forked_ranks import Ranks
 
 
@@ -30,7 +26,7 @@ class Ended(Exception):
     """The process would have ended here."""
 
 
-class KeptRecorder(Recorder):
+class KeptRecorder(SampleRecorder):
     def end_process(self) -> NoReturn:
         raise Ended
 
@@ -60,7 +56,7 @@ class Numbers(IterableDataset[Any]):
 
 
 def record_loader(folder: str, make: Callable[[Any], Any]) -> None:
-    loop.inspector = LoaderWalk(KeptRecorder(Path(folder), epochs=2, limit=None))
+    loop.inspector = KeptRecorder(Path(folder), limit=0).walk
     with contextlib.suppress(Ended), paceline.session(seed=3) as run:
         for _ in run.steps(make(run)):
             break
@@ -103,32 +99,27 @@ def levels(samples: Samples) -> list[str]:
 def test_a_map_style_data_set_is_not_read(ranks: Ranks, tmp_path: Path) -> None:
     samples = inspected(ranks, tmp_path, record_loader, map_style)
     assert levels(samples) == [GOOD, GOOD, GOOD]
-    first = samples.ranks[0].batches[:2]
-    assert [(batch.step, batch.micro, batch.worker, len(batch.keys)) for batch in first] == [
-        (0, 0, 0, 1),
-        (0, 1, 0, 1),
-    ]
+    assert len(samples.ranks[0].batches[0, 0]["keys"]) == 2
     assert len(samples.epochs[1].counts) == 20
 
 
 def test_a_last_batch_counts_its_samples_and_no_filler(ranks: Ranks, tmp_path: Path) -> None:
     samples = inspected(ranks, tmp_path, record_loader, tensors)
     assert levels(samples) == [GOOD, GOOD, WARNING]
-    assert samples.epochs[0].order == list(range(10))
+    assert samples.epochs[0].keys == {0: [0, 1, 4, 5, 8], 1: [2, 3, 6, 7, 9]}
 
 
 def test_streams(ranks: Ranks, tmp_path: Path) -> None:
     samples = inspected(ranks, tmp_path, record_loader, stream)
     assert levels(samples) == [GOOD, GOOD, GOOD]
-    assert samples.ranks[1].batches[1].keys == [5, 7]
-    assert samples.ranks[1].batches[1].worker == 1
+    assert [key.partition(":")[0] for key in samples.ranks[1].batches[0, 1]["keys"]] == ["5", "7"]
 
 
 def test_a_stream_that_differs_between_ranks(ranks: Ranks, tmp_path: Path) -> None:
     first, *others = check_samples(inspected(ranks, tmp_path, record_loader, different_streams))
-    assert (first.level, first.about) == (PROBLEM, "stream")
+    assert (first.level, first.about) == (PROBLEM, "dataset")
     assert "sharded=True" in first.hint
-    assert {finding.level for finding in others} == {GOOD}
+    assert [finding.about for finding in others] == ["order"], "its samples are not called complete"
 
 
 def test_a_stream_that_splits_itself(ranks: Ranks, tmp_path: Path) -> None:
@@ -150,8 +141,7 @@ class EveryOther:
 
 def record_plain(folder: str, kind: str) -> None:
     dist.init_process_group("gloo")
-    limit = 2 if kind == "endless" else None
-    PlainLoaders(KeptRecorder(Path(folder), epochs=2, limit=limit)).install()
+    KeptRecorder(Path(folder), limit=2 if kind == "endless" else 0).watch_dataloaders()
     data = TensorDataset(torch.arange(12.0))
     source: Any = {"stream": Numbers(), "endless": Endless()}.get(kind, data)
     workers = 2 if kind in ("stream", "leaves early") else 0
@@ -185,8 +175,7 @@ def train_plain(folder: str, kind: str) -> None:
     """Train, after an evaluation on data that is split; the training is not, or twice, or has data of its own."""
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    loaders = PlainLoaders(KeptRecorder(Path(folder), epochs=2, limit=None))
-    loaders.install()
+    KeptRecorder(Path(folder), limit=0).watch_dataloaders()
     values = torch.arange(24.0).reshape(-1, 1)
     data, tests = TensorDataset(values), TensorDataset(values[:8])
     if kind != "unsplit":
@@ -233,7 +222,7 @@ def test_the_loader_that_is_trained_on_is_judged_by_its_data(
     kind: str, expected: list[tuple[str, str]], ranks: Ranks, tmp_path: Path
 ) -> None:
     samples = inspected(ranks, tmp_path, train_plain, kind)
-    assert [other.samples for other in samples.others] == [8]
+    assert samples.facts.samples == (24 if kind == "unsplit" else 12)
     findings = check_samples(samples)
     assert [finding.level for finding in findings] == [level for level, _ in expected], findings
     assert all(
@@ -264,7 +253,7 @@ class Endless(IterableDataset[Any]):
         ("looks first", "order: same order in", True),
         ("is made anew", "order: same order in", True),
         ("batch sampler", "order: same order in", True),
-        ("leaves early", "epoch 0: 8 samples of the steps seen once", False),
+        ("leaves early", "epoch 0: 4 samples of the steps seen once", False),
         ("no sampler", "epoch 0: Every rank reads all 12 samples", True),
         ("stream", "epoch 0: Every rank reads all 17 samples", True),
         ("endless", "epoch 1: 16 samples of the steps seen once", False),
@@ -277,7 +266,7 @@ def test_plain_loaders_are_watched(
     assert samples.facts.kind == "DataLoader"
     assert [epoch.is_whole for epoch in samples.epochs] == [whole, whole]
     assert (
-        all(isinstance(key, int) for key in samples.epochs[0].order)
+        all(isinstance(key, int) for key in samples.epochs[0].counts)
         or samples.facts.samples is None
     )
     about, words = expected.split(": ")
@@ -287,26 +276,6 @@ def test_plain_loaders_are_watched(
         if finding.about == about and words in finding.text
     ]
     assert found, check_samples(samples)
-
-
-@dataclass
-class Collated:
-    x: Any
-    size: int
-
-
-def test_batches_of_any_kind_are_split() -> None:
-    x, y = torch.arange(6).view(3, 2), ["a", "b", "c"]
-    for batch in (
-        (x, y),
-        [x, torch.tensor(3), y],
-        {"x": x, "y": y, "n": 3},
-        UserDict(x=x, y=y, note=None),
-    ):
-        assert [each[1] for each in split_batch(batch)] == y
-    assert len(split_batch(Collated(x, 3))) == 3
-    assert split_batch(7) == [7]
-    assert split_batch((x, y), is_batched=False) == [(x, y)]
 
 
 def test_equal_items_have_equal_digests() -> None:

@@ -178,10 +178,11 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
         _enter_working_directory(spec)
         if spec["project"]:
             _import_from_copy(spec["project"], spec["source"])
-        if env.PROOF in os.environ and is_rank:
-            from paceline.contract.rank_records import RECORDER
+        for variable in (env.PROOF, env.SAMPLES):
+            if variable in os.environ and is_rank:
+                from paceline.contract.rank_records import RECORDERS
 
-            importlib.import_module(RECORDER).start_recorder()
+                importlib.import_module(RECORDERS[variable]).start_recorder()
         _run_program(spec)
         process.exit_code, script_end.is_normal = 0, is_rank
     except SystemExit as leaving:

@@ -267,7 +267,7 @@ class MapLoader:
         if first_step is None:
             first_step, self._resumed = self.first_step(epoch), None
         try:
-            order = self._draw_order(epoch, first_step)
+            order = self.draw_order(epoch, first_step)
             self.epoch, self.step = epoch, first_step
             if first_step >= self.steps_per_epoch:
                 return
@@ -289,7 +289,8 @@ class MapLoader:
             if in_steps:
                 self._in_steps = False
 
-    def _draw_order(self, epoch: int, first_step: int) -> EpochOrder:
+    def draw_order(self, epoch: int, first_step: int) -> EpochOrder:
+        """Return the samples of an epoch that begins or continues at a step."""
         samples = self.source.count_samples() if self.shuffle is not None else self.plan.samples
         if samples != self.plan.samples:
             raise UsageError(

@@ -26,7 +26,7 @@ from torch.utils.data import dataloader
 
 from paceline.contract import env
 from paceline.contract.rank_records import BATCHNORM, DROPOUT, ProofSpec
-from paceline.runtime.data.sample_recorder import note_asked, wrap
+from paceline.runtime.data.inspection import note_asked, wrap
 from paceline.runtime.data.tensor_source import TensorSource
 from paceline.runtime.distributed.identity import read_identity
 from paceline.runtime.proof.calls import read_state
