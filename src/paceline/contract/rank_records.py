@@ -12,7 +12,7 @@ from paceline.contract.foreign_records import make, parse_object
 # -- `paceline prove`: what ranks record or change, and where they do
 
 DROPOUT, BATCHNORM = "dropout", "batchnorm"
-# turn dropout off; compute the statistics of BatchNorm over all ranks
+# turn dropout off; let BatchNorm normalize each sample by itself
 CHANGES = (DROPOUT, BATCHNORM)
 # what a model uses, besides dropout and BatchNorm: random numbers in the forward pass
 DRAWS = "draws"

@@ -21,12 +21,9 @@ Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 SINGLE = (
     "accumulation",
     "argparse_main",
-    "config_class",
     "cuda_everywhere",
-    "decorated_main",
     "default_device",
     "gan",
-    "main_without_guard",
     "mixed_precision",
     "notebook",
     "numbered_epochs",
@@ -40,9 +37,6 @@ SINGLE = (
 ORDERED = ("gan", "numbered_epochs", "two_phases")
 DDP = ("ddp",)
 SLOW = {  # other scripts have the same kinds of loops
-    "config_class",
-    "decorated_main",
-    "main_without_guard",
     "notebook",
     "progress_and_schedule",
     "trainer_class",

@@ -1,15 +1,10 @@
-"""How differences of losses are measured, and where a proof is."""
+"""How differences of losses are measured, and samples."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-
 import pytest
 
-from paceline.errors import UsageError
 from paceline.tools.prove.comparison import largest_difference
-from paceline.tools.prove.local_runner import choose_folder
 from paceline.tools.prove.records import Case, CaseRecords, RankRecords
 from paceline.tools.prove.samples import SampleComparison
 
@@ -48,11 +43,3 @@ def test_runs_with_equally_many_ranks_have_no_wrong_batch_size() -> None:
     cause = SampleComparison(record("one"), record("other")).compare().cause
     assert cause is not None
     assert "each rank takes a whole batch" not in cause.evidence
-
-
-def test_proofs_that_start_at_once_have_folders_of_their_own(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: choose_folder(None, tmp_path, "train.py"), range(16)))
-    assert len(set(found)) == 16
-    with pytest.raises(UsageError, match="already exists"):
-        choose_folder(found[0], tmp_path, "train.py")

@@ -33,6 +33,9 @@ class Noisy(Dataset[Any]):
 
 
 def make_model(mistake: str, dtype: torch.dtype) -> nn.Module:
+    if "instances" in mistake:
+        rows = nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3), nn.InstanceNorm1d(4))
+        return nn.Sequential(*rows, nn.Flatten(), nn.Linear(16, 3)).to(dtype)
     middle = [nn.BatchNorm1d(16)] if "batchnorm" in mistake else []
     end = [nn.Dropout(0.3)] if "dropout" in mistake else []
     return nn.Sequential(nn.Linear(6, 16), *middle, nn.Tanh(), *end, nn.Linear(16, 3)).to(dtype)

@@ -47,7 +47,7 @@ OPTIONS = {
     "without": _option(
         "--without",
         metavar="dropout|batchnorm",
-        help="Turn dropout off, or let BatchNorm use statistics of all ranks, to prove the rest; repeatable.",
+        help="Turn dropout off, or let BatchNorm normalize each sample by itself, to prove the rest; repeatable.",
     ),
     "tolerance": _option(
         "--tolerance",

@@ -2,7 +2,7 @@
 torch that every script calls.
 
 The wrappers call what they wrap with the same arguments, so the numbers stay the same, unless the
-recorder's spec asks for a change: dropout off, or BatchNorm with the statistics of all ranks.
+recorder's spec asks for a change: dropout off, or the statistics of each sample for BatchNorm.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import _VF, nn
 from torch.optim.optimizer import (
@@ -131,7 +130,7 @@ def _batch_norm(recorder: Recorder, original: Any, *args: Any) -> Any:
     if is_training:
         recorder.note_use(BATCHNORM)
         if BATCHNORM in recorder.spec.changes:
-            return synchronized_batch_norm(values, weight, bias, eps)
+            return F.group_norm(values, 1, weight, bias, eps)  # of each sample by itself
     return original(*args)
 
 
@@ -155,36 +154,3 @@ def _tensor_batches(recorder: Recorder, original: Any, source: Any, *args: Any) 
             yield part
 
     return iter(original(source, order, noted(), epoch))
-
-
-def synchronized_batch_norm(
-    input: torch.Tensor, weight: Any, bias: Any, eps: float
-) -> torch.Tensor:
-    """Normalize a batch in training mode with the statistics of the global batch, on any device:
-    torch's SyncBatchNorm needs a GPU. Running statistics stay as they are: training does not use
-    them.
-    """
-    dims = [0, *range(2, input.dim())]
-    count = torch.tensor([input.numel() / input.size(1)], dtype=input.dtype, device=input.device)
-    count = _sum(count)
-    mean = _sum(input.sum(dims)) / count
-    centred = input - _channels(mean, input)
-    variance = _sum(centred.square().sum(dims)) / count
-    output = centred * _channels((variance + eps).rsqrt(), input)
-    if weight is not None:
-        output = output * _channels(weight, input)
-    return output if bias is None else output + _channels(bias, input)
-
-
-def _channels(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return values.reshape(1, -1, *[1] * (like.dim() - 2))
-
-
-def _sum(values: torch.Tensor) -> torch.Tensor:
-    """Return the sum over all ranks; gradients flow back to each of them."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return values
-    from torch.distributed.nn.functional import all_reduce
-
-    found: torch.Tensor = all_reduce(values)  # type: ignore[no-untyped-call]
-    return found

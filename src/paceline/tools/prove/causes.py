@@ -21,7 +21,6 @@ SCALE = "the scale of the gradients"
 SPLIT = "a loss that depends on the split of the batch"
 RATE = "the learning rate"
 RESUME = "the resume"
-STYLE = "the launch style"
 SEED = "no fixed seed"
 UNSTABLE = "equal runs that differ"
 UNKNOWN = "unknown"
@@ -75,11 +74,10 @@ FIXES = {
     "as steps of the optimizer.",
     RESUME: "Pass everything that changes during training to run.resume: schedulers, averages of "
     "weights, generators, your own counters. Let run.loader read the data.",
-    STYLE: "Look for what the script reads from its environment: variables, the working directory, "
-    "numbers of threads.",
     SEED: f"Seed everything: paceline.session(seed=0), or --seed 0. {_ON_GPUS}",
     UNSTABLE: "Look for other sources of randomness (NumPy, Python, the order of a set or of "
-    f"files), for files that the script reads and writes, and for the time. {_ON_GPUS}",
+    "files), for files that the script reads and writes, for the time, and for what it reads from "
+    f"its environment: variables, the working directory, numbers of threads. {_ON_GPUS}",
     UNKNOWN: "If the difference grows slowly from a tiny one, it is rounding: try a lower learning "
     "rate, fewer steps, float64, or --tolerance. If the first gradients differ, look for what acts "
     "before the first step: the samples, what the model computes, and what changes gradients. "

@@ -17,19 +17,18 @@ from paceline.tools.prove.causes import MODEL_CAUSES, Cause
 from paceline.tools.prove.comparison import (
     compare,
     count_replicas,
-    find_other_modules,
     find_other_rate,
     largest_difference,
 )
 from paceline.tools.prove.records import CaseRecords
 from paceline.tools.prove.samples import SampleComparison, SampleEvidence
 
-# The case with so many ranks again, with these changes; with True, only to repeat it.
+# Runs the reference with this number of ranks and these changes; or with True, to repeat it.
 Rerun = Callable[[int, Sequence[str], bool], CaseRecords]
 
 WITHOUT = {
     DROPOUT: "dropout turned off",
-    BATCHNORM: "statistics over all ranks instead of each rank's own",
+    BATCHNORM: "each sample normalized by itself instead of BatchNorm",
 }
 # Of gradients, up to rounding; single precision may use TF32.
 TOLERANCES = {"float64": 1e-6, "float32": 1e-3, "float16": 2e-2, "bfloat16": 5e-2}
@@ -64,11 +63,12 @@ class Diagnosis:
 
     def causes(self) -> list[Cause]:
         one, other = self.reference, self.other
-        found = None if self.is_reproducible else self._unrepeated()
-        if found is not None:
-            return [found]
         if one.case.ranks == other.case.ranks:
-            return [self._replicas() or self._resume_or_style()]
+            return [self._replicas() or _explain_equal_runs(one, other)]
+        if not self.is_reproducible:
+            again = self._rerun(one.case.ranks, (), True)
+            if not compare(again, one, limit=0.0).agrees:
+                return [_explain_equal_runs(one, again)]
         if one.first.start.get("weights") != other.first.start.get("weights"):
             what = f"with {other.ranks_text} than with {one.ranks_text}"
             evidence = f"Before the first step, rank 0 has different weights {what}."
@@ -82,44 +82,6 @@ class Diagnosis:
 
     # -- before the first gradient
     # ------------------------------------------------------------------------------
-
-    def _unrepeated(self) -> Cause | None:
-        """Compare the reference with a repeat of itself."""
-        one = self.reference
-        again = self._rerun(one.case.ranks, (), True)
-        _, step = largest_difference(again, one)
-        start, start_again = one.first.start, again.first.start
-        if start.get("weights") != start_again.get("weights"):
-            what = "the initial weights already differ"
-        elif step:
-            what = f"the losses differ in step {step}"
-        else:
-            return None
-        what = f"Two equal runs with {one.ranks_text} differ: {what}"
-        if start.get("seed") != start_again.get("seed"):
-            return Cause(causes.SEED, f"{what}, and torch has a different seed.")
-        return Cause(causes.UNSTABLE, f"{what}, although torch has the same seed.")
-
-    def _resume_or_style(self) -> Cause:
-        one, other = self.reference, self.other
-        if not other.case.interrupted:
-            return Cause(
-                causes.STYLE,
-                f"{other.case.name} and {one.case.name} differ, although repeating the latter "
-                "gives the same result.",
-            )
-        found = SampleComparison(one, other).compare()
-        steps = sorted(one.losses.keys() & other.losses.keys())
-        first = next((step for step in steps if one.losses[step] != other.losses[step]), 0)
-        what = "The final weights differ from those without the interruption."
-        if first:
-            what = f"From step {first} on, the losses differ from those without the interruption."
-        elif not other.first.end.get("difference"):
-            state = next(find_other_modules(other, one), "not all of the state does")
-            what = f"Losses and trained weights agree, but {state}."
-        samples = found.cause.evidence if found.cause else found
-        stop = f"It stopped after step {other.stopped_after}."
-        return Cause(causes.RESUME, f"{stop} {what} {samples}")
 
     def _replicas(self) -> Cause | None:
         """Compare the weights of the ranks of one run."""
@@ -190,7 +152,7 @@ class Diagnosis:
                 f"{self._samples} Between the call of the model and backward(), the script draws "
                 f"random numbers, and each rank draws its own. {gradients}",
             )
-        if known and gradients.has_loss_times(1.0) is False:
+        if known and not gradients.has_loss_times(1.0):
             return Cause(
                 causes.SPLIT,
                 f"{gradients} The weights and samples are equal, and no common factor explains it.",
@@ -203,6 +165,23 @@ class Diagnosis:
         )
 
 
+def _explain_equal_runs(one: CaseRecords, other: CaseRecords) -> Cause:
+    """Say how two runs differ that should be equal."""
+    found = compare(other, one, limit=0.0)
+    what = found.note or "the final weights differ"
+    if found.loss:
+        what = f"the losses differ, most in step {found.loss_step}"
+    evidence = f"{other.case.name} and {one.case.name}: {what}."
+    if other.case.interrupted:
+        samples = SampleComparison(one, other).compare()
+        evidence += f" It stopped after step {other.stopped_after}. "
+        evidence += samples.cause.evidence if samples.cause else str(samples)
+        return Cause(causes.RESUME, evidence)
+    if one.first.start.get("seed") != other.first.start.get("seed"):
+        return Cause(causes.SEED, f"{evidence} torch has a different seed in each of them.")
+    return Cause(causes.UNSTABLE, f"{evidence} torch has the same seed in both.")
+
+
 class GradientComparison:
     """The first gradients that are not zero, and the losses of that step."""
 
@@ -210,7 +189,8 @@ class GradientComparison:
         self.reference, self.other = reference, other
         self.tolerance = TOLERANCES.get(reference.dtype, TOLERANCES["float32"])
         self.step = _first_step(reference)
-        self.is_known = self.step > 0 and _first_step(other) == self.step
+        has_losses = self.step in reference.losses.keys() & other.losses.keys()
+        self.is_known = has_losses and _first_step(other) == self.step
         self.agrees = self.is_known and self._are_multiples(1.0)
 
     def __str__(self) -> str:
@@ -256,19 +236,13 @@ class GradientComparison:
                 return False
         return True
 
-    def has_loss_times(self, factor: float) -> bool | None:
-        """Return whether the loss is `factor` times that of the reference; None if one of them was
-        not recorded.
-        """
-        one, two = (each.losses.get(self.step) for each in (self.reference, self.other))
-        if one is None or two is None:
-            return None
+    def has_loss_times(self, factor: float) -> bool:
+        """Return whether the loss is `factor` times that of the reference."""
+        one, two = self.reference.losses[self.step], self.other.losses[self.step]
         return abs(two - factor * one) <= self.tolerance * max(abs(factor * one), abs(two))
 
     def _describe_losses(self) -> str:
-        one, two = (each.losses.get(self.step) for each in (self.reference, self.other))
-        if one is None or two is None:
-            return "The losses of backward() were not recorded."
+        one, two = self.reference.losses[self.step], self.other.losses[self.step]
         if self.has_loss_times(1.0):
             return f"The losses agree ({one:.6g})."
         return (

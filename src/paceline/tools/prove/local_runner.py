@@ -7,11 +7,11 @@ loads any checkpoint it finds does not continue from an earlier case.
 from __future__ import annotations
 
 import logging
+import re
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 
 from paceline.contract import env
@@ -51,29 +51,22 @@ class Script:
 
     def _divided(self, args: list[str], flag: str, ranks: int) -> list[str]:
         """Divide the batch size, as in `--batch-size 64` or `--batch-size=64`."""
-        joined = next((each for each in args if each.startswith(f"{flag}=")), None)
-        if joined is not None:
-            where = args.index(joined)
-            args[where : where + 1] = joined.split("=", 1)
-        if flag not in args:
+        text = "\0".join(args)
+        found = re.search(rf"(?:^|\0){re.escape(flag)}[=\0](\d+)(?=\0|$)", text)
+        if found is None:
             hint = f"paceline prove --batch-arg {flag} {self.program.name} {flag} 64"
             raise UsageError(
-                f"--batch-arg names {flag}, but the script's arguments do not contain it.",
+                f"--batch-arg names {flag}, but the script's arguments do not contain it, with a "
+                "number.",
                 hint=f"Add the global batch size: {hint}",
             )
-        where = args.index(flag) + 1
-        batch = "".join(args[where : where + 1])
-        if not batch.isdigit():
-            raise UsageError(
-                f"{flag} has no number in the script's arguments.", hint=f"For example {flag} 64."
-            )
-        if int(batch) % ranks:
+        batch = int(found[1])
+        if batch % ranks:
             raise UsageError(
                 f"{ranks} ranks cannot share a batch of {batch} evenly.",
                 hint=f"Use a multiple of {ranks}, or other --ranks.",
             )
-        args[where] = str(int(batch) // ranks)
-        return args
+        return f"{text[: found.start(1)]}{batch // ranks}{text[found.end(1) :]}".split("\0")
 
 
 class LocalRunner:
@@ -199,22 +192,14 @@ def _failure(case: Case, folder: RunFolder) -> RunError:
 
 
 def choose_folder(output: Path | None, project: Path, script: str) -> Path:
-    """Create the folder of a proof: the one that was asked for, or the next one of the project.
-
-    Two proofs that start at once must not share one, so it belongs to who creates it.
-    """
-    if output is not None:
-        try:
-            output.mkdir(parents=True)
-        except FileExistsError:
-            raise UsageError(
-                f"{output} already exists.", hint="Choose a new folder with --output."
-            ) from None
-        return output.absolute()
-    (project / "proofs").mkdir(parents=True, exist_ok=True)
-    for number in count(1):
-        folder = project / "proofs" / f"{Path(script).stem}-{number}"
-        with suppress(FileExistsError):
-            folder.mkdir()
-            return folder
-    raise AssertionError
+    """Create the folder of a proof: the one that was asked for, or a new one of the project."""
+    if output is None:
+        (project / "proofs").mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f"{Path(script).stem}-", dir=project / "proofs"))
+    try:
+        output.mkdir(parents=True)
+    except FileExistsError:
+        raise UsageError(
+            f"{output} already exists.", hint="Choose a new folder with --output."
+        ) from None
+    return output.absolute()

@@ -118,17 +118,19 @@ def _check_losses(reference: CaseRecords) -> None:
 
 
 def _diagnose(proof: Proof, runner: Runner) -> list[Cause]:
-    """Explain the first case that disagrees; another one with the same cause adds nothing."""
-    failed = next(each for each in proof.comparisons if not each.agrees)
+    """Explain one case that disagrees. Two equal runs that differ say most: whatever makes them
+    differ makes all others differ, too.
+    """
+    failed = [each for each in proof.comparisons if not each.agrees]
     by_name = {each.case.name: each for each in proof.cases}
-    other, reference = by_name[failed.name], by_name[failed.against]
-    _log.info(f"{failed.name} and {failed.against} differ; looking for the cause")
+    failed.sort(key=lambda each: each.limit > 0 or by_name[each.name].case.interrupted)
+    other, reference = by_name[failed[0].name], by_name[failed[0].against]
+    _log.info(f"{other.case.name} and {reference.case.name} differ; looking for the cause")
 
     def rerun(ranks: int, changes: Sequence[str], is_repeat: bool) -> CaseRecords:
-        first = replace(reference.case, changes=tuple(changes), repeat=int(is_repeat))
-        case = replace(first, ranks=ranks)
-        known = by_name.get(case.name)
-        return known or runner.run(case, None if case == first else first)
+        first = replace(reference.case, changes=tuple(changes))
+        case = replace(first, ranks=ranks, repeat=int(is_repeat))
+        return runner.run(case, None if case == first else first)
 
     is_reproducible = any(each.limit == 0 and each.agrees for each in proof.comparisons)
     return Diagnosis(
