@@ -189,10 +189,9 @@ class Run:
 
         `mode` is "auto" (DDP with several ranks, FSDP2 with a mesh), "ddp", "fsdp" (FSDP2) or
         "none". `compile` is True, or options for `torch.compile`. `layers` are the classes of
-        blocks that FSDP2 gathers one at a time; by default, items of ModuleLists. `comm_hook` is
-        how DDP communicates gradients: "bf16" or "fp16" compresses them; a DDP communication hook,
-        or a pair (state, hook), can do anything else. Other options go to DistributedDataParallel
-        or `fully_shard`.
+        blocks that FSDP2 gathers one at a time; by default, items of ModuleLists. `comm_hook` is a
+        communication hook of DDP, or a pair (state, hook). Other options go to
+        DistributedDataParallel or `fully_shard`.
 
         `mesh={"replicate": 2, "shard": 4}` keeps 2 copies of the model, each sharded over 4 ranks.
         "tensor" counts ranks that work on the same samples: `parallelize(model, mesh)` splits the

@@ -146,7 +146,8 @@ def list_saved(folder: str) -> list[str]:
     # rank 0 may remove an incomplete one while another rank looks
     checkpoints = Path(folder, "checkpoints")
     names = os.listdir(checkpoints) if checkpoints.exists() else []
-    return sorted(name for name in names if (checkpoints / name / "complete.json").exists())
+    complete = (name for name in names if (checkpoints / name / "complete.json").exists())
+    return sorted(name for name in complete if ".tmp" not in name)
 
 
 MESSAGES = {  # kind: ranks, message

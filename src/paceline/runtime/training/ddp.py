@@ -39,38 +39,6 @@ REBUILD_AFTER = 8
 _is_traced = getattr(_symbolic_trace, "is_fx_symbolic_tracing", _symbolic_trace.is_fx_tracing)
 _is_exported = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
-CommHook = tuple[Any, Callable[..., Any]]  # a state, and the function that gets it with each bucket
-
-
-def find_comm_hook(chosen: Any) -> CommHook:
-    """Return what `run.wrap(comm_hook=...)` asks for. Raises UsageError if there is no such
-    hook.
-    """
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # slow to import
-
-    # DDP rejects the hook on CPUs by its name, and hooks by their annotations.
-    def bf16(state: Any, bucket: Any) -> Any:
-        return default_hooks.bf16_compress_hook(state, bucket)
-
-    bf16.__annotations__.clear()
-
-    known = {"bf16": bf16, "fp16": default_hooks.fp16_compress_hook}
-    if isinstance(chosen, str) and chosen in known:
-        return None, known[chosen]
-    if callable(chosen):
-        return None, chosen
-    if isinstance(chosen, tuple) and len(chosen) == 2 and callable(chosen[1]):
-        return chosen
-    raise UsageError(
-        f"Unknown comm_hook {chosen!r} for run.wrap.",
-        hint='Use "bf16", "fp16", a communication hook of DDP, or a pair (state, hook).',
-    )
-
-
-def ignored_names(model: nn.Module) -> set[str]:
-    """Return the names of parameters and buffers that the script has told DDP to leave alone."""
-    return set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
-
 
 class _DDPModule(nn.Module):
     """The module that DDP wraps. It owns the model's parameters and calls the model's original
@@ -81,7 +49,6 @@ class _DDPModule(nn.Module):
         super().__init__()
         self.model = model
         self._forward = forward
-        self._ddp_params_and_buffers_to_ignore = [f"model.{name}" for name in ignored_names(model)]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._forward(*args, **kwargs)
@@ -123,7 +90,7 @@ class DDPModel:
         device: torch.device,
         control: Any,
         compile_options: Any,
-        comm_hook: CommHook | None,
+        comm_hook: Any,
         options: dict[str, Any],
     ) -> None:
         self.model = model
@@ -145,8 +112,7 @@ class DDPModel:
         self._compile_options = compile_options
         self._comm_hook = comm_hook
         self._options = options
-        ignored = ignored_names(model)
-        self._parameters = [each for name, each in model.named_parameters() if name not in ignored]
+        self._parameters = list(model.parameters())
         self._original = model.forward
         self._was_patched = "forward" in vars(model)  # by the script, or a library
         self._module = _DDPModule(model, model.forward)
@@ -215,7 +181,9 @@ class DDPModel:
         self.ddp = DistributedDataParallel(self._module, device_ids=index, **options)
         self.ddp.require_backward_grad_sync = self._sync
         if self._comm_hook is not None:
-            self.ddp.register_comm_hook(*self._comm_hook)
+            pair = isinstance(self._comm_hook, tuple)
+            state, hook = self._comm_hook if pair else (None, self._comm_hook)
+            self.ddp.register_comm_hook(state, hook)
         # Around DDP, so that the compiler splits its graph at DDP's buckets and reductions overlap
         # the backward.
         self._replicated = self._compiled(self.ddp)
@@ -385,10 +353,8 @@ class DDPModel:
             self._options.get("forward_sync_buffers"),
         )
         if False not in requested:
-            ignored = ignored_names(self.model)
-            for name, buffer in self.model.named_buffers():
-                if name not in ignored:
-                    dist.broadcast(buffer, src=0)
+            for buffer in self.model.buffers():
+                dist.broadcast(buffer, src=0)
 
     def close(self) -> None:
         """Give the script its model back: a plain forward, and no hooks."""

@@ -196,11 +196,9 @@ def _whole(tensors: list[MetaTensor]) -> Iterator[None]:
 
 
 def _erase(tensor: torch.Tensor) -> None:
-    """Fill a tensor with what no initialization writes."""
+    """Fill a tensor with what no initialization writes, or note that nothing was written yet."""
     if tensor.is_floating_point() or tensor.is_complex():
         tensor.fill_(float("nan"))
-    elif _is_signed(tensor):
-        tensor.fill_(torch.iinfo(tensor.dtype).min)
     else:
         tensor._paceline_version = tensor._version  # type: ignore[attr-defined]
 
@@ -208,13 +206,7 @@ def _erase(tensor: torch.Tensor) -> None:
 def _has_values(tensor: torch.Tensor) -> bool:
     if tensor.is_floating_point() or tensor.is_complex():
         return not bool(tensor.isnan().any())
-    if _is_signed(tensor):
-        return not bool((tensor == torch.iinfo(tensor.dtype).min).any())
     return getattr(tensor, "_paceline_version", None) != tensor._version
-
-
-def _is_signed(tensor: torch.Tensor) -> bool:
-    return tensor.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def _missing_error(names: list[str]) -> UsageError:

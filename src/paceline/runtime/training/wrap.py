@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import UsageError
 from paceline.runtime.distributed.mesh import RankMesh
-from paceline.runtime.training.ddp import CommHook, DDPModel, find_comm_hook
+from paceline.runtime.training.ddp import DDPModel
 from paceline.runtime.training.fsdp import (
     FSDPModel,
     check_parallelize,
@@ -111,7 +111,6 @@ class Wrapper:
             raise UsageError(
                 f"comm_hook needs DDP, but mode is {mode!r}.", hint="Leave out comm_hook."
             )
-        hook = None if comm_hook is None else find_comm_hook(comm_hook)
         before = list(model.parameters())
         initialize_sharded = mode == "fsdp" and self.world_size > 1 and not has_values
         if not has_values and not initialize_sharded:
@@ -129,7 +128,7 @@ class Wrapper:
         ):
             wrapped = LocalModel(model)
         else:
-            wrapped = self._replicate(model, compile_options, hook, options)
+            wrapped = self._replicate(model, compile_options, comm_hook, options)
         if compile_options and not isinstance(wrapped, DDPModel):
             model.compile(**(compile_options if isinstance(compile_options, dict) else {}))
         now = {id(parameter): weakref.ref(parameter) for parameter in model.parameters()}
@@ -142,7 +141,7 @@ class Wrapper:
         self,
         model: nn.Module,
         compile_options: bool | dict[str, Any],
-        comm_hook: CommHook | None,
+        comm_hook: Any,
         options: dict[str, Any],
     ) -> DDPModel:
         if self._control is None:
