@@ -67,14 +67,6 @@ def test_ranks_are_merged_by_time(folder: RunFolder) -> None:
         == ["1 x", "1 y", "1 z"]
     )
     assert (
-        texts(RunLog(folder).tail(9, since=12.5))
-        == texts(RunLog(folder).lines(since=12.5))
-        == everything[3:]
-    )
-    assert (
-        texts(RunLog(folder).tail(9, since=15.0)) == texts(RunLog(folder).lines(since=15.0)) == []
-    )
-    assert (
         texts(RunLog(folder).tail(9, complete=True))
         == texts(RunLog(folder).lines(complete=True))
         == everything[:-1]
@@ -105,7 +97,6 @@ def test_lines_without_times_come_log_after_log(folder: RunFolder) -> None:
     lines = list(RunLog(folder).lines())
     assert texts(lines) == texts(RunLog(folder).tail(9)) == ["0 a", "0 b", "1 x", "1 y"]
     assert {line.time for line in lines} == {None}
-    assert texts(RunLog(folder).lines(since=130.0)) == texts(lines)
 
 
 def test_node_logs_have_the_rank_in_each_line(folder: RunFolder) -> None:
@@ -218,7 +209,6 @@ def test_a_log_of_5_gb_opens_at_once(folder: RunFolder) -> None:
         times.write(format_mark(size, 200_000.0))
     before = _bytes_read()
     assert texts(RunLog(folder).tail(2)) == ["0 hours later", "0 last"]
-    assert texts(RunLog(folder).lines(since=200_000.0))[-2:] == ["0 hours later", "0 last"]
     log = RunLog(folder)
     log.tail(1)
     write_log(path, [(200_001.0, "new\n")])

@@ -235,16 +235,6 @@ def find_program(
     return Program(os.path.normpath(name), tuple(rest))
 
 
-def parse_time(option: str, text: str) -> int:
-    """Return the seconds of a time that was typed for an option. A bare number counts seconds."""
-    from paceline.spec.quantities import parse_seconds
-
-    try:
-        return parse_seconds(f"{text}s" if text.strip().isdigit() else text)
-    except ValueError as expected:
-        raise UsageError(f'Invalid {option} "{text}": use {expected}.') from None
-
-
 def require_folder(path: Path) -> None:
     """Raise UsageError if a file that was named for output has no folder to be in."""
     if not path.absolute().parent.is_dir():

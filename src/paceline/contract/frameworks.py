@@ -15,8 +15,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.run_folder import STOPPED_EXIT
-
 PLAIN_SIGNAL = "SIGUSR1"
 
 
@@ -66,17 +64,6 @@ PRESETS = (
 
 
 MAX_FILES = 200  # that are read of one project
-
-
-def describe_contract(stop_signal: str, saved_exit_code: int, preset: Preset | None) -> str:
-    """Return what applies in one line: settings first, then the preset."""
-    codes = {saved_exit_code, STOPPED_EXIT}
-    signal = f"{stop_signal} (set)" if stop_signal else PLAIN_SIGNAL
-    if preset is not None and not stop_signal:
-        codes.add(preset.saved_exit_code)
-        signal = f"{preset.stop_signal} (preset of the {preset.name})"
-    meaning = " or ".join(map(str, sorted(codes)))
-    return f"{signal}; exit code {meaning} means that it has saved and can be resumed"
 
 
 def read_program(

@@ -16,7 +16,6 @@ from typing import Any
 
 import paceline
 from paceline.contract import env
-from paceline.contract.frameworks import describe_contract, find_preset, opens_session, read_sources
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact, redact_args, redact_text, redact_values
 from paceline.spec.job import Job
@@ -246,19 +245,3 @@ def run_record(
         # what each start of the run has run so far, oldest first
         value["earlier"] = [*(known if isinstance(known, list) else ()), last]
     return json.dumps(value, indent=1) + "\n"
-
-
-def describe_stop(job: Job) -> str:
-    """Return the stop contract in one line; empty for a script that uses the runtime or cannot be
-    read.
-    """
-    program, settings = job.program, job.resume
-    name = program.name if program.is_module else str(job.cwd / program.name)
-    texts = read_sources(name, is_module=program.is_module, import_path=[str(job.cwd)])
-    if not texts or opens_session(texts[0]):
-        return ""
-    preset = None if settings.stop_signal else find_preset(texts)
-    line = describe_contract(settings.stop_signal or "", settings.saved_exit_code, preset)
-    if preset is None or settings.requeue == "always" or preset.can_resume(texts, program.args):
-        return line
-    return f"{line}; not before the time limit, as the script never sets {preset.resumes}"

@@ -85,15 +85,12 @@ class LocalPlan:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     secrets_summary: str = ""  # their names, and where each comes from
 
-    def show(self, *, code: str, stop: str = "") -> str:
-        """Return what a dry run prints. `code` says which code the ranks run, `stop` how they are
-        asked to stop.
-        """
+    def show(self, *, code: str) -> str:
+        """Return what a dry run prints. `code` says which code the ranks run."""
         lines = [
             f"run folder  {self.run_path.folder.path}",
             f"code        {code}",
             f"ranks       {self.rank_counts} ({self.launch_spec.style} style)",
-            *([f"stop        {stop}"] if stop else []),
             *(f"note        {note}" for note in self.notes),
             *([f"secrets     {self.secrets_summary}"] if self.secrets_summary else []),
         ]

@@ -79,11 +79,11 @@ class SlurmPlan(BatchJob):
         counts = self.task_counts
         return RankCounts(counts.nodes, counts.nproc, counts.gpus, self.launch_spec.threads)
 
-    def show(self, *, stop: str = "", advice: Sequence[str] | None = None) -> str:
+    def show(self, *, advice: Sequence[str] | None = None) -> str:
         """Return what a dry run prints: the script as it would be submitted, then the command.
 
-        `stop` says how the ranks are asked to stop; `advice` replaces what the header says that the
-        reader can do with the script: without a run folder, Slurm cannot run it.
+        `advice` replaces what the header says that the reader can do with the script: without a run
+        folder, Slurm cannot run it.
         """
         script = self.sections if advice is None else replace(self.sections, advice=advice)
         spec = self.launch_spec
@@ -92,8 +92,6 @@ class SlurmPlan(BatchJob):
             *(f"note: {note}" for note in self.notes),
             f"each rank runs: python {command_line(program)}",
         ]
-        if stop:
-            notes.append(f"signal that asks each rank to stop: {stop}")
         if self.secrets:
             notes.append(f"secrets, whose values are only in environment.sh: {self.secrets}")
         notes.append(

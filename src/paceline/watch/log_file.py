@@ -142,13 +142,6 @@ class LineTimes:
         position = bisect_right(self._block, offset, key=lambda mark: mark[0])
         return self._block[position - 1][1] if position else None
 
-    def offset_since(self, time: float) -> int | None:
-        """Return where the output since a time begins; None if there is none."""
-        if not self._read(0, 1):
-            return 0  # nobody knows
-        found = self._read(self._search(lambda mark: mark[1] >= time), 1)
-        return found[0][0] if found else None
-
     def _search(self, is_after: Callable[[Mark], bool]) -> int:
         """Return how many marks come before those for which the condition is true."""
 

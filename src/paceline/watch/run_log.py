@@ -44,7 +44,6 @@ class Filter:
 
     rank: int | None = None
     grep: str = ""  # a text that the line has, as a terminal shows it
-    since: float | None = None
 
     @property
     def needle(self) -> bytes:
@@ -52,8 +51,6 @@ class Filter:
 
     def accepts(self, line: LogLine) -> bool:
         if self.rank is not None and line.rank != self.rank:
-            return False
-        if self.since is not None and line.time is not None and line.time < self.since:
             return False
         return self.grep in line.text or ("\x1b" in line.text and self.grep in line.plain)
 
@@ -101,11 +98,6 @@ class RankLog:
     def move_to(self, offset: int) -> None:
         self.file = LogFile(self.file.path, offset)
 
-    def start_since(self, time: float | None) -> int:
-        """Return where the lines since a time begin."""
-        offset = 0 if time is None else self._times.offset_since(time)
-        return self.file.size() if offset is None else self.file.line_start(offset)
-
     def window(self, end: int, size: int, chosen: Filter) -> tuple[float, list[OrderedLine]]:
         """Return the lines in the last bytes before an offset, and the time after which there are
         no others.
@@ -134,7 +126,6 @@ class RunLog:
         rank: int | None = None,
         attempt: int | None = None,
         grep: str = "",
-        since: float | None = None,
         complete: bool = False,
         scan: int | None = None,
     ) -> list[LogLine]:
@@ -144,7 +135,7 @@ class RunLog:
         a text that is nowhere reads everything, unless `scan` says how many bytes at the end of the
         output are enough.
         """
-        chosen = Filter(rank, grep, since)
+        chosen = Filter(rank, grep)
         found: list[LogLine] = []
         attempts = self._attempts(attempt)
         for each in reversed(attempts):
@@ -173,19 +164,18 @@ class RunLog:
         rank: int | None = None,
         attempt: int | None = None,
         grep: str = "",
-        since: float | None = None,
         complete: bool = False,
     ) -> Iterator[LogLine]:
         """Yield all lines, oldest first. `read_new` goes on after them. See `tail` for the
         parameters.
         """
-        chosen = Filter(rank, grep, since)
+        chosen = Filter(rank, grep)
         attempts = self._attempts(attempt)
         for each in attempts:
             logs = self._logs_of(each, rank)
             self._first = each.number
             for log in logs:
-                log.move_to(log.start_since(since))
+                log.move_to(0)
             finish = not complete or each is not attempts[-1]
             yield from _merge(log.read(chosen, finish=finish) for log in logs)
 
@@ -261,7 +251,7 @@ def _last_lines(
         windows = [log.window(end, size, chosen) for log, end in logs]
         # Of a log with more output than others, earlier lines are missing.
         complete_since = max((since for since, _ in windows), default=-1.0)
-        is_all = size >= most or (chosen.since is not None and complete_since < chosen.since)
+        is_all = size >= most
         if is_all or len(logs) == 1:
             complete_since = -1.0
         lines = [each for _, found in windows for each in found if each[0] > complete_since]

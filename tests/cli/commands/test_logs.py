@@ -51,7 +51,6 @@ def test_all_ranks_and_attempts_in_order(
     assert printed() == everything
     assert printed("-n", "3") == f"[0] 30%\n{between}[0] again\n[0] loss 1\n"
     assert printed("--rank", "1") == "b\x1b[2J\n"
-    assert printed("--since", "10m") == "[0] again\n[0] loss 1\n"
     assert printed("--attempt", "2", "--grep", "loss") == "[0] loss 1\n"
     assert printed("-t", "--tail", "1").endswith(" [0] loss 1\n")
     assert printed("-t", "--tail", "1").startswith(
@@ -80,7 +79,7 @@ def test_who_asks_for_some_lines_gets_these_alone(
     assert failure()
     assert failure("--rank", "1" if attempt.log(1).exists() else "0")
     assert failure("-f", "--tail", "1")  # it says how the run has ended
-    for some in (["--tail", "1"], ["--grep", "a"], ["--since", "1h"], ["--attempt", "1"]):
+    for some in (["--tail", "1"], ["--grep", "a"], ["--attempt", "1"]):
         assert not failure(*some), some
 
 
@@ -97,10 +96,6 @@ def test_a_run_of_one_rank_has_no_prefix(
     ("args", "message"),
     [
         (["--rank", "x"], "Invalid value for '--rank'"),
-        (
-            ["--since", "5x"],
-            'Invalid --since "5x": use a duration such as 90m, 2h30m or 1-12:00:00.',
-        ),
         (["--tail", "-1"], "Invalid value for '--tail'"),
         (
             ["-f", "--attempt", "1"],

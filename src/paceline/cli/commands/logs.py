@@ -12,7 +12,7 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from paceline.cli import console, runs, typer_options
+from paceline.cli import console, runs
 from paceline.contract.foreign_records import read_tail
 from paceline.contract.run_folder import FAILED
 from paceline.errors import UsageError
@@ -44,14 +44,6 @@ def command(
     grep: Annotated[
         str, typer.Option("--grep", metavar="TEXT", help="Print the lines that contain this text.")
     ] = "",
-    since: Annotated[
-        str,
-        typer.Option(
-            "--since",
-            metavar="TIME",
-            help="Print only lines from the last TIME, e.g. 10m or 2h30m.",
-        ),
-    ] = "",
     tail: Annotated[
         int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Print the last N lines.")
     ] = None,
@@ -67,7 +59,7 @@ def command(
       paceline logs                        all output of the newest run
       paceline logs -f 1a2b                follow a run through restarts and requeues until it is over
       paceline logs -f --tail 20 1a2b      the same, from the last 20 lines on
-      paceline logs --rank 3 --since 10m 1a2b
+      paceline logs --rank 3 --tail 100 1a2b
       paceline logs --grep loss --attempt 2 1a2b
     """
     if follow and attempt is not None:
@@ -75,7 +67,6 @@ def command(
             "-f cannot be combined with --attempt: it follows the newest attempt.",
             hint="Use only one of them.",
         )
-    begin = time.time() - typer_options.parse_time("--since", since) if since else None
     record = read_record(runs.named(run))
     folder = record.folder
     printer = LogPrinter(
@@ -85,13 +76,7 @@ def command(
         _print_batch_log(record, LogPrinter(sys.stdout), rank)
         return 0
     run_log = RunLog(folder)
-    wanted: dict[str, Any] = {
-        "rank": rank,
-        "attempt": attempt,
-        "grep": grep,
-        "since": begin,
-        "complete": follow,
-    }
+    wanted: dict[str, Any] = {"rank": rank, "attempt": attempt, "grep": grep, "complete": follow}
     lines = run_log.lines(**wanted) if tail is None else run_log.tail(tail, **wanted)
     if follow:
         with runs.goes_on(folder):
@@ -100,7 +85,7 @@ def command(
         printer.print(lines)
     # Another rank may have failed than the one printed here. Who asks for some lines of the log
     # gets these alone.
-    is_part = attempt is not None or (not follow and bool(tail is not None or grep or since))
+    is_part = attempt is not None or (not follow and bool(tail is not None or grep))
     if not is_part and newest_verdict(folder) == FAILED:
         runs.say_failure(folder)
     return 0

@@ -102,10 +102,9 @@ def command(
 def _show(run: LocalRun) -> int:
     """Print what a dry run shows."""
     from paceline.launch.agents import describe_cold
-    from paceline.launch.launch_spec import describe_stop
 
     copies = f"a copy of {run.job.folder}" if run.job.project.snapshot else "no copy is kept"
-    print(run.plan.show(code=copies, stop=describe_stop(run.job)))
+    print(run.plan.show(code=copies))
     for note in describe_cold(run.plan.launch_spec, warm=run.job.launch.warm):
         console.say_note(note)
     return 0

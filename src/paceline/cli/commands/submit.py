@@ -159,8 +159,6 @@ def command(
 
 def _show(submission: SlurmJob, *, is_new: bool) -> int:
     """Print what a dry run shows."""
-    from paceline.launch.launch_spec import describe_stop
-
     instead = "To submit it, leave out --dry-run."
     if is_new and not cluster():
         instead = "For one that you can submit by hand, type: paceline submit --script-only job.sbatch ..."
@@ -170,7 +168,7 @@ def _show(submission: SlurmJob, *, is_new: bool) -> int:
         f"Slurm has not checked the job. To check it, type: {to_type('doctor --job')} ...",
     ]
     plan = submission.plan
-    print(plan.show(stop=describe_stop(submission.job), advice=advice), end="")
+    print(plan.show(advice=advice), end="")
     if not submission.partitions and not submission.job.resources.cpus_per_gpu:
         console.say_note(
             "no Slurm here: the script requests 1 core per GPU instead of a fair share of a node's cores"

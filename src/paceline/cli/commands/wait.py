@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import console, runs, typer_options
+from paceline.cli import console, runs
 from paceline.contract.run_folder import DONE_UNSAVED, STOPPED, STOPPED_EXIT, RunFolder
 from paceline.contract.sweep_folder import DONE, PRUNED, SweepFolder
-from paceline.spec.quantities import show_seconds
+from paceline.errors import UsageError
+from paceline.spec.quantities import parse_seconds, show_seconds
 from paceline.spec.shell_text import to_type
 from paceline.sweep.results import PENDING, RUNNING, read_sweep
 from paceline.watch.overview import make_overview
@@ -114,7 +115,7 @@ def command(
       paceline wait --timeout 2h 1a2b 3c4d
       paceline wait my-sweep            all trials of a sweep
     """
-    seconds = typer_options.parse_time("--timeout", timeout) if timeout else float("inf")
+    seconds = _parse(timeout) if timeout else float("inf")
     found = [runs.run_or_sweep(name) for name in names or [runs.LAST]]
     targets: list[Target] = [
         SweepTarget(each) if isinstance(each, SweepFolder) else RunTarget(each) for each in found
@@ -137,6 +138,13 @@ def command(
         return TIMEOUT_EXIT
     codes = {target.exit_code for target in targets}
     return 1 if 1 in codes else max(codes)
+
+
+def _parse(timeout: str) -> float:
+    try:
+        return parse_seconds(f"{timeout}s" if timeout.strip().isdigit() else timeout)
+    except ValueError as expected:
+        raise UsageError(f'Invalid --timeout "{timeout}": use {expected}.') from None
 
 
 def _wait(targets: Sequence[Target], deadline: float) -> list[Target]:
