@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceline.errors import ClusterError
 from paceline.slurm.commands import SEPARATOR, call
 from paceline.spec.quantities import parse_seconds
 
-_FIELDS = ("%P", "%a", "%l", "%D", "%c", "%m", "%G", "%f", "%T", "%s")
-_DEAD = ("down", "drain", "fail", "unk", "maint", "power")
+_FIELDS = (
+    *("Partition", "Available", "Time", "Nodes", "CPUs", "Memory"),
+    *("Gres", "GresUsed", "CPUsState", "StateLong", "Size"),
+)
+_WIDTH = 512  # characters; sinfo cuts longer values
+_DEAD = ("down", "drain", "fail", "unk", "maint", "power", "reboot", "future", "inval")
 
 
 @dataclass(frozen=True)
@@ -22,8 +26,9 @@ class NodeKind:
     cpus: int
     memory: int  # MiB
     gpus: dict[str, int]  # GPU type ("" if untyped) -> number per node
-    features: tuple[str, ...]
     state: str
+    free_gpus: dict[str, int] = field(default_factory=dict)  # the same, of those that no job has
+    free_cpus: int = 0  # of all these nodes
 
     @property
     def usable(self) -> bool:
@@ -76,8 +81,8 @@ class Partition:
 
 def query_partitions() -> list[Partition]:
     """Query `sinfo` for all partitions."""
-    done = call(["sinfo", "--all", "--noheader", "--exact", f"--format={SEPARATOR.join(_FIELDS)}"])
-    return parse_sinfo(done.stdout)
+    form = ",".join(f"{name}:{_WIDTH}{SEPARATOR}" for name in _FIELDS)
+    return parse_sinfo(call(["sinfo", "--all", "--noheader", "--exact", f"--Format={form}"]).stdout)
 
 
 def find_partitions() -> list[Partition]:
@@ -92,35 +97,31 @@ def parse_sinfo(text: str) -> list[Partition]:
     """Parse the output of `sinfo` with the fields of `_FIELDS`."""
     found: dict[str, Partition] = {}
     for line in text.splitlines():
-        values = [value.strip() for value in line.split(SEPARATOR)]
+        values = [value.strip() for value in line.split(SEPARATOR)][: len(_FIELDS)]
         if len(values) != len(_FIELDS):
             continue
-        name, up, limit, count, cpus, memory, gres, features, state, size = values
+        name, up, limit, count, cpus, memory, gres, used, cpus_state, state, size = values
         partition = found.setdefault(name.rstrip("*"), Partition(name.rstrip("*")))
         partition.is_default |= name.endswith("*")
         partition.is_up = up == "up"
         partition.max_time = _limit(limit)
         max_nodes = size.rpartition("-")[2]
         partition.max_nodes = int(max_nodes) if max_nodes.isdigit() else None
-        partition.kinds.append(
-            NodeKind(
-                count=_number(count),
-                cpus=_number(cpus),
-                memory=_number(memory),
-                gpus=parse_gres(gres),
-                features=tuple(name for name in features.split(",") if name and name != "(null)"),
-                state=state,
-            )
-        )
+        gpus, taken = parse_gres(gres), parse_gres(used)
+        free = {kind: max(0, each - taken.get(kind, 0)) for kind, each in gpus.items()}
+        _, idle, *_ = [*cpus_state.split("/"), "", ""]  # allocated, idle, other, total
+        kind = NodeKind(_number(count), _number(cpus), _number(memory), gpus, state)
+        partition.kinds.append(replace(kind, free_gpus=free, free_cpus=_number(idle)))
     return list(found.values())
 
 
 def parse_gres(text: str) -> dict[str, int]:
     """Parse the GPUs of a Gres field: `gpu:a100:4(S:0-1),gpu:2,lustre:1` -> `{"a100": 4, "":
-    2}`.
+    2}`. Which of them are in use, in brackets, does not count.
     """
     found: dict[str, int] = {}
-    for kind, count in re.findall(r"(?:^|,)gpu(?::([^:,()]+))??:([0-9]+)", text):
+    plain = re.sub(r"\([^)]*\)", "", text.replace(":(null)", ""))
+    for kind, count in re.findall(r"(?:^|,)gpu(?::([^:,]+))??:([0-9]+)", plain):
         found[kind] = found.get(kind, 0) + int(count)
     return found
 
@@ -163,77 +164,3 @@ def fair_cpus(
     # is free.
     fair = min(shares, default=1)
     return max(1, fair if gpus else min(fair, 2))
-
-
-_USE_FIELDS = (
-    "Partition",
-    "Available",
-    "Time",
-    "Nodes",
-    "StateLong",
-    "CPUsState",
-    "Gres",
-    "GresUsed",
-)
-_WIDTH = 512  # characters; sinfo cuts longer values
-# not *: silent
-_WORKING = re.compile(r"(idle|mixed|allocated|completing|reserved|planned)[-~#!%$@^+]*", re.ASCII)
-
-
-@dataclass
-class PartitionUse:
-    """A partition: how much there is on nodes that work, and how much of it no job has."""
-
-    name: str
-    is_default: bool = False
-    is_up: bool = True
-    time_limit: str = ""  # as Slurm writes it
-    nodes: int = 0  # also those that are down
-    idle_nodes: int = 0
-    cpus: int = 0
-    free_cpus: int = 0
-    gpus: dict[str, int] = field(default_factory=dict)  # by type; "" if untyped
-    free_gpus: dict[str, int] = field(default_factory=dict)
-
-
-def ask_node_use() -> str:
-    """Return what `sinfo` says about all nodes. Equal nodes share a line."""
-    form = ",".join(f"{name}:{_WIDTH}{SEPARATOR}" for name in _USE_FIELDS)
-    return call(["sinfo", "--all", "--noheader", "--exact", f"--Format={form}"]).stdout
-
-
-def parse_node_use(text: str) -> list[PartitionUse]:
-    """Parse what `ask_node_use` returns."""
-    found: dict[str, PartitionUse] = {}
-    for line in text.splitlines():
-        values = [value.strip() for value in line.split(SEPARATOR)][: len(_USE_FIELDS)]
-        if len(values) == len(_USE_FIELDS):
-            name = values[0].rstrip("*")
-            _add(found.setdefault(name, PartitionUse(name)), values)
-    return list(found.values())
-
-
-def _add(use: PartitionUse, values: list[str]) -> None:
-    name, up, limit, count, state, cpus, gres, used = values
-    use.is_default |= name.endswith("*")
-    use.is_up, use.time_limit = up == "up", limit
-    nodes = int(count) if count.isdigit() else 0
-    use.nodes += nodes
-    if _WORKING.fullmatch(state) is None:
-        return
-    use.idle_nodes += nodes if state.startswith("idle") else 0
-    # allocated, idle, other, total, of all these nodes
-    if match := re.fullmatch(r"(\d+)/(\d+)/(\d+)/(\d+)", cpus):
-        use.cpus += int(match[4])
-        use.free_cpus += int(match[2])
-    taken = parse_gres(_plain(used))
-    for kind, each in parse_gres(gres).items():
-        use.gpus[kind] = use.gpus.get(kind, 0) + nodes * each
-        use.free_gpus[kind] = use.free_gpus.get(kind, 0) + nodes * max(0, each - taken.get(kind, 0))
-
-
-def _plain(used: str) -> str:
-    """Drop which GPUs are in use: `gpu:a100:2(IDX:0,3)` -> `gpu:a100:2`, `gpu:(null):1(IDX:0)` ->
-    `gpu:1`.
-    """
-    return re.sub(r"\([^)]*\)", "", used.replace(":(null)", ""))

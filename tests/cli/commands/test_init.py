@@ -16,8 +16,8 @@ else:
     import tomli as tomllib
 
 PARTITIONS = [
-    Partition("cpu", is_default=True, kinds=[NodeKind(2, 64, 1000, {}, (), "idle")]),
-    Partition("gpu", kinds=[NodeKind(2, 32, 1000, {"a100": 4}, (), "idle")]),
+    Partition("cpu", is_default=True, kinds=[NodeKind(2, 64, 1000, {}, "idle")]),
+    Partition("gpu", kinds=[NodeKind(2, 32, 1000, {"a100": 4}, "idle")]),
 ]
 
 

@@ -54,14 +54,14 @@ def test_hidden_partitions_and_their_jobs_are_found(
 ) -> None:
     for name in ("squeue", "sinfo"):
         put_command(tmp_path, name, HIDING)
-    fields = ["secret", "up", "infinite", "2", "8", "1000", "gpu:4", "(null)", "idle", "1-infinite"]
+    text = "secret up infinite 2 8 1000 gpu:4 gpu:0 0/16/0/16 idle 1-infinite"
     with monkeypatch.context() as patch:
         patch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         patch.setenv("HIDDEN", slurm.SEPARATOR.join(["7", "RUNNING", "None", "n1", "", "1:00"]))
         assert squeue_and_sacct.states(["7"])["7"].label == "running"
         patch.setenv("HIDDEN", "7")
         assert squeue_and_sacct.numeric_job_id("6_1") == "7"
-        patch.setenv("HIDDEN", slurm.SEPARATOR.join(fields))
+        patch.setenv("HIDDEN", slurm.SEPARATOR.join(text.split()))
         assert [partition.name for partition in find_partitions()] == ["secret"]
 
 
@@ -129,10 +129,8 @@ def test_init_writes_a_profile_that_submit_uses_on_that_cluster(
 
 
 PARTITIONS = {
-    "gpu": Partition(
-        "gpu", is_default=True, kinds=[NodeKind(2, 64, 500_000, {"a100": 4}, (), "idle")]
-    ),
-    "cpu": Partition("cpu", max_time=3600, kinds=[NodeKind(2, 64, 500_000, {}, (), "idle")]),
+    "gpu": Partition("gpu", is_default=True, kinds=[NodeKind(2, 64, 500_000, {"a100": 4}, "idle")]),
+    "cpu": Partition("cpu", max_time=3600, kinds=[NodeKind(2, 64, 500_000, {}, "idle")]),
 }
 
 
@@ -143,7 +141,7 @@ def test_a_job_for_nodes_that_are_down_waits_in_the_queue(monkeypatch: pytest.Mo
     monkeypatch.setattr(limits, "test_only", lambda plan: failed)
     job = load_job(Program("train.py"))
     planned = replace(plan({}), submitter={})
-    kinds = [NodeKind(1, 64, 500_000, {}, (), "idle"), NodeKind(2, 64, 500_000, {}, (), "drained*")]
+    kinds = [NodeKind(1, 64, 500_000, {}, "idle"), NodeKind(2, 64, 500_000, {}, "drained*")]
     found = limits.check_with_slurm(job, planned, [Partition("main", is_default=True, kinds=kinds)])
     assert (found.level, found.text) == (
         WARNING,
@@ -161,9 +159,9 @@ def test_a_job_for_nodes_that_are_down_waits_in_the_queue(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 8), (3, 4), (5, 1)])
 def test_too_many_gpus_are_an_error_that_names_what_there_is(nodes: int, gpus: int) -> None:
     kinds = [
-        NodeKind(count, 64, 500_000, {"a100": each}, (), "idle") for count, each in ((1, 4), (2, 2))
+        NodeKind(count, 64, 500_000, {"a100": each}, "idle") for count, each in ((1, 4), (2, 2))
     ]
-    kinds.append(NodeKind(4, 64, 500_000, {}, (), "idle"))
+    kinds.append(NodeKind(4, 64, 500_000, {}, "idle"))
     tables = {"job": {"nodes": nodes, "gpus_per_node": gpus, "time": "1h"}}
     job = load_job(Program("train.py"), overlay=(tables, Path("x")))
     planned = replace(plan({}), directives=(), task_counts=count_tasks(job), submitter={})

@@ -37,7 +37,8 @@ from starlette.staticfiles import StaticFiles
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError, EnvironmentProblem, PacelineError, UsageError
 from paceline.slurm.job_states import WAITING, JobState
-from paceline.slurm.partitions import PartitionUse, ask_node_use, parse_node_use
+from paceline.slurm.partitions import Partition, query_partitions
+from paceline.spec.quantities import show_seconds
 from paceline.spec.shell_text import to_type
 from paceline.sweep.report import describe_trials
 from paceline.sweep.results import read_sweep
@@ -275,7 +276,7 @@ def read_cluster(runs: Mapping[str, Overview]) -> dict[str, Any]:
         about = {"cluster": copy.cluster, "command": to_type("doctor")}
         return {**NOTHING, **about, "problem": NOT_COPIED}
     try:
-        partitions, queue = parse_node_use(ask_node_use()), query_queue()
+        partitions, queue = query_partitions(), query_queue()
     except ClusterError as error:
         problem = " ".join(filter(None, (error.message, error.hint)))
         return {**NOTHING, "problem": problem}
@@ -299,20 +300,24 @@ def _job(state: JobState, run: Overview | None) -> dict[str, Any]:
     }
 
 
-def _partition(use: PartitionUse) -> dict[str, Any]:
-    gpus = [
-        {"kind": kind, "count": count, "free": use.free_gpus.get(kind, 0)}
-        for kind, count in use.gpus.items()
-    ]
+def _partition(partition: Partition) -> dict[str, Any]:
+    """Return what a partition has on nodes that work, and how much of it no job has."""
+    working = [kind for kind in partition.kinds if kind.usable]
+    gpus: dict[str, dict[str, Any]] = {}
+    for kind in working:
+        for name, count in kind.gpus.items():
+            about = gpus.setdefault(name, {"kind": name, "count": 0, "free": 0})
+            about["count"] += kind.count * count
+            about["free"] += kind.count * kind.free_gpus[name]
     return {
-        "partition": f"{use.name} (default)" if use.is_default else use.name,
-        "state": "up" if use.is_up else "down",
-        "time_limit": use.time_limit,
-        "nodes": use.nodes,
-        "idle_nodes": use.idle_nodes,
-        "cpus": use.cpus,
-        "free_cpus": use.free_cpus,
-        "gpus": gpus,
+        "partition": f"{partition.name}{' (default)' * partition.is_default}",
+        "state": "up" if partition.is_up else "down",
+        "time_limit": show_seconds(partition.max_time) if partition.max_time else "no limit",
+        "nodes": partition.nodes,
+        "idle_nodes": sum(kind.count for kind in working if kind.state.startswith("idle")),
+        "cpus": sum(kind.count * kind.cpus for kind in working),
+        "free_cpus": sum(kind.free_cpus for kind in working),
+        "gpus": [*gpus.values()],
     }
 
 
