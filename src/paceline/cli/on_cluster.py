@@ -36,7 +36,7 @@ from paceline.ssh.connection import Answer, Connection
 from paceline.ssh.remote_command import RemoteCommand
 
 STARTS = ("submit", "sweep")
-OUTPUTS = ("script_only", "csv", "output")  # options that name a file to write
+OUTPUTS = ("script_only", "csv")  # options that name a file to write
 PASSED_ON = ("NO_COLOR", "COLORTERM", "COLUMNS")  # variables of this terminal
 CODE = "the code"  # in the list of what was sent, beside names of secrets
 

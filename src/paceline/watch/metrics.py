@@ -15,7 +15,7 @@ from typing import Any
 
 from paceline.contract.foreign_records import parse_objects, read_objects
 from paceline.contract.run_folder import ALONE
-from paceline.spec.quantities import show_seconds
+from paceline.spec.quantities import short_number, show_seconds
 from paceline.watch.log_file import LogFile
 
 TAIL = 32768  # bytes
@@ -24,7 +24,6 @@ RATES = {"tokens_per_second": "tokens/s", "samples_per_second": "samples/s"}
 # the first that a run logs; else any name with "loss" in it
 LOSSES = ("loss", "train_loss", "train/loss")
 PAUSE = 10.0  # times the usual pace: the run waited in the queue, or started again
-UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 NOT_METRICS = frozenset({"step", "epoch", "time"})
 LATEST = 1e11  # seconds since 1970
 MIN_PAUSE = 60.0  # seconds; an evaluation between two steps is no pause
@@ -111,12 +110,6 @@ def read_end(metrics: Path | str, size: int = TAIL) -> list[dict[str, Any]]:
     ]
 
 
-def read_last_values(metrics: Path) -> dict[str, Any]:
-    """Return the newest value of each metric that the end of the file has."""
-    last = _merge(read_end(metrics))
-    return {name: value for name, value in last.items() if name not in NOT_METRICS}
-
-
 def _merge(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     last: dict[str, Any] = {}
     for record in records:
@@ -164,7 +157,7 @@ def describe_throughput(metrics: Path) -> str:
     They are the newest ones, as in all lists of runs: each line is an average over the last few
     steps already.
     """
-    newest = {name: as_number(value) for name, value in read_last_values(metrics).items()}
+    newest = {name: as_number(value) for name, value in _merge(read_end(metrics)).items()}
     words: dict[str, Callable[[float], str]] = {
         "samples_per_second": lambda rate: f"{short_number(rate)} samples/s",
         "tokens_per_second": lambda rate: f"{short_number(rate)} tokens/s",
@@ -192,11 +185,6 @@ def show_step(seconds: float) -> str:
     if seconds >= 60:
         return show_seconds(seconds)
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-
-
-def short_number(number: float) -> str:
-    size, unit = next((each for each in UNITS if number >= each[0]), UNITS[-1])
-    return f"{number / size:.3g}{unit}"
 
 
 # -- curves ----------------------------------------------------------------------------------------

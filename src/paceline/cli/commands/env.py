@@ -84,7 +84,8 @@ def build(
         return _print_usage(job, inputs, plan.target)
     began = clock.monotonic()
     watch = _start(plan, local=local)
-    watch.check_result(is_shown=follow(watch))
+    follow(watch)
+    watch.check_result()
     print(f"built in {show_seconds(clock.monotonic() - began)}: {plan.target.path}")
     return _print_usage(job, inputs, plan.target)
 
@@ -112,8 +113,8 @@ def _start(plan: builds.BuildPlan, *, local: bool) -> BuildProgress:
     return BuildProgress(plan.target, folder, job=number, query=query_states)
 
 
-def follow(watch: BuildProgress) -> bool:
-    """Print the build's log as it grows, above a progress line on a terminal; return whether it is one."""
+def follow(watch: BuildProgress) -> None:
+    """Print the build's log as it grows, above a progress line on a terminal."""
     out = console.console()
     try:
         with out.status("") as status:
@@ -127,7 +128,6 @@ def follow(watch: BuildProgress) -> bool:
         else:
             console.say_note(f"job {watch.job} continues; to cancel it: scancel {watch.job}")
         raise
-    return out.is_terminal
 
 
 def _print_usage(job: Job, inputs: EnvironmentInputs, target: StoredEnvironment) -> int:

@@ -15,10 +15,10 @@ from rich.text import Text
 
 from paceline.cli import console, runs, typer_options
 from paceline.contract.checkpoint import find_best, find_checkpoints
-from paceline.contract.files import show_size, write_output
+from paceline.contract.files import show_size
 from paceline.contract.foreign_records import read_fields
 from paceline.contract.run_folder import DONE, FAILED, RunFolder
-from paceline.errors import EnvironmentProblem, UsageError
+from paceline.errors import EnvironmentProblem
 from paceline.launch.code_snapshot import find_code, list_copy
 from paceline.launch.submission import run_folders_inside
 from paceline.slurm.commands import known_jobs
@@ -28,11 +28,11 @@ from paceline.spec.shell_text import command_line, type_again
 from paceline.spec.user_files import require_own_folder
 from paceline.ui.terminal import run_view
 from paceline.watch import origin
-from paceline.watch.details import RunDetails, read_details, write_openmetrics
+from paceline.watch.details import RunDetails, read_details
 from paceline.watch.failure import describe_start
-from paceline.watch.metrics import Curves, MetricsReader, describe_throughput, read_last_values
-from paceline.watch.overview import Overview, read_rows
-from paceline.watch.records import Record, find_runs, read_record, read_records, typed_there
+from paceline.watch.metrics import Curves, MetricsReader, describe_throughput
+from paceline.watch.overview import Overview
+from paceline.watch.records import Record, read_record, typed_there
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,21 +55,6 @@ def command(
         typer.Option("--diff", help="Show how the code has changed since the run was started."),
     ] = False,
     as_json: typer_options.AsJson = False,
-    openmetrics: Annotated[
-        bool,
-        typer.Option(
-            "--openmetrics", help="Print its numbers as OpenMetrics text, for monitoring."
-        ),
-    ] = False,
-    active: Annotated[
-        bool, typer.Option("--active", help="With --openmetrics: all your queued and running runs.")
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", metavar="FILE", help="With --openmetrics: replace this file."
-        ),
-    ] = None,
 ) -> int:
     """Show one run: its status, what you asked for, its curves and nodes, and where the time went.
 
@@ -77,12 +62,7 @@ def command(
       paceline show                 the newest run
       paceline show 1a2b --diff     what has changed in the project since 1a2b was started
       paceline show 1a2b --json     everything that is known about it
-      paceline show --openmetrics --active -o paceline.prom
     """
-    if openmetrics:
-        return _write_openmetrics(run, active=active, output=output)
-    if active or output is not None:
-        raise UsageError("--active and --output need --openmetrics.", hint="Add --openmetrics.")
     if diff:
         return _show_differences(runs.named(run))
     record = read_record(runs.named(run))
@@ -91,22 +71,6 @@ def command(
         console.print_json(**details.to_json())
     else:
         show_run(record, details, console.console())
-    return 0
-
-
-def _write_openmetrics(run: str, *, active: bool, output: Path | None) -> int:
-    folders = [] if active else [runs.named(run)]
-    if active:
-        rows = read_rows(find_runs(runs.scratch_here()))
-        folders = [RunFolder(Path(row.path)) for row in rows if not row.is_over]
-    text = write_openmetrics(
-        (read_details(record), read_last_values(record.folder.metrics))
-        for record in read_records(folders)
-    )
-    if output is not None:
-        write_output(output, text)
-    else:
-        sys.stdout.write(text)
     return 0
 
 

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from paceline.contract.run_folder import DONE
-from paceline.ui.terminal.plots import bar, line_plot, short_number
+from paceline.spec.quantities import short_number
+from paceline.ui.terminal.plots import bar, line_plot
 from paceline.ui.terminal.rows import duration, status_style
 from paceline.ui.terminal.run_view import Line, describe_attempt, describe_node, goodput_lines
 from paceline.ui.text import plain

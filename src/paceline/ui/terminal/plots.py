@@ -7,23 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 
+from paceline.spec.quantities import short_number
+
 BLOCKS = " ▁▂▃▄▅▆▇█"
 BRAILLE = 0x2800
 # of a character: rows from the top, two columns
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 LARGEST = 1e300  # so that differences are finite
 LOG_SPAN = 100.0  # the largest value over the smallest, above which a curve needs a log scale
-UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
 
 Point = tuple[float, float]
-
-
-def short_number(value: float) -> str:
-    """Return a number in a few characters: 0.01234, 12.35, 512k."""
-    for size, unit in UNITS:
-        if abs(value) >= size:
-            return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
-    return f"{value:.4g}"
 
 
 def sparkline(values: Iterable[float], width: int) -> str:

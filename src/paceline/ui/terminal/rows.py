@@ -15,10 +15,10 @@ from pathlib import Path
 
 from rich.text import Text
 
-from paceline.spec.quantities import show_seconds
+from paceline.spec.quantities import short_number, show_seconds
 from paceline.spec.shell_text import quote
 from paceline.sweep.report import SweepOverview
-from paceline.ui.terminal.plots import bar, short_number
+from paceline.ui.terminal.plots import bar
 from paceline.ui.text import plain
 from paceline.watch import origin
 from paceline.watch.overview import Overview

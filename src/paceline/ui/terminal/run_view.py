@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.text import Text
 
-from paceline.spec.quantities import show_seconds
-from paceline.ui.terminal.plots import bar, divide_width, line_plot, short_number, sparkline
+from paceline.spec.quantities import short_number, show_seconds
+from paceline.ui.terminal.plots import bar, divide_width, line_plot, sparkline
 from paceline.ui.text import printable, shorten
 from paceline.watch.details import AttemptDetails, Failure, NodeDetails, RunDetails
 from paceline.watch.goodput import SHARES, UNMEASURED, Goodput, Span
