@@ -104,7 +104,19 @@ def test_a_configuration_that_is_gone_is_named_at_once(
 def test_init_writes_a_profile_that_submit_uses_on_that_cluster(
     tmp_path: Path, paceline: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    fields = ["gpu*", "up", "infinite", "2", "8", "1000", "gpu:4", "(null)", "idle", "1-infinite"]
+    fields = [
+        "gpu*",
+        "up",
+        "infinite",
+        "2",
+        "8",
+        "1000",
+        "gpu:4",
+        "gpu:0",
+        "0/16/0/16",
+        "idle",
+        "1-infinite",
+    ]
     put_command(tmp_path, "sinfo", f"printf '%s\\n' '{slurm.SEPARATOR.join(fields)}'")
     put_command(tmp_path, "scontrol", "echo 'ClusterName             = east'")
     put_command(tmp_path, "sbatch", "echo 'would start at 2030'")

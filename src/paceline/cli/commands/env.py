@@ -84,8 +84,7 @@ def build(
         return _print_usage(job, inputs, plan.target)
     began = clock.monotonic()
     watch = _start(plan, local=local)
-    follow(watch)
-    watch.check_result()
+    watch.check_result(is_shown=follow(watch))
     print(f"built in {show_seconds(clock.monotonic() - began)}: {plan.target.path}")
     return _print_usage(job, inputs, plan.target)
 
@@ -113,8 +112,8 @@ def _start(plan: builds.BuildPlan, *, local: bool) -> BuildProgress:
     return BuildProgress(plan.target, folder, job=number, query=query_states)
 
 
-def follow(watch: BuildProgress) -> None:
-    """Print the build's log as it grows, above a progress line on a terminal."""
+def follow(watch: BuildProgress) -> bool:
+    """Print the build's log as it grows, above a progress line on a terminal; return whether it is one."""
     out = console.console()
     try:
         with out.status("") as status:
@@ -128,6 +127,7 @@ def follow(watch: BuildProgress) -> None:
         else:
             console.say_note(f"job {watch.job} continues; to cancel it: scancel {watch.job}")
         raise
+    return out.is_terminal
 
 
 def _print_usage(job: Job, inputs: EnvironmentInputs, target: StoredEnvironment) -> int:

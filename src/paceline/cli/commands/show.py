@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,12 +21,11 @@ from paceline.errors import EnvironmentProblem
 from paceline.launch.code_snapshot import find_code, list_copy
 from paceline.launch.submission import run_folders_inside
 from paceline.slurm.commands import known_jobs
-from paceline.spec.quantities import show_seconds
 from paceline.spec.run_path import run_path_of
 from paceline.spec.shell_text import command_line, type_again
 from paceline.spec.user_files import require_own_folder
 from paceline.ui.terminal import run_view
-from paceline.watch import origin
+from paceline.ui.terminal.run_view import Fact
 from paceline.watch.details import RunDetails, read_details
 from paceline.watch.failure import describe_start
 from paceline.watch.metrics import Curves, MetricsReader, describe_throughput
@@ -43,8 +41,6 @@ COMMANDS = ("command", "script", "earlier", "repeat")  # lines that people copy 
 PICTURE_WIDTH = 80  # in a pipe
 MAX_PICTURE_WIDTH = 120
 DIFF_COLOURS = {"+": console.GREEN, "-": console.RED, "@": "\033[36m", "d": console.BOLD}
-
-Fact = tuple[str, str]
 
 
 def command(
@@ -137,18 +133,14 @@ def state_facts(record: Record, overview: Overview) -> list[Fact]:
     last = failed[-1] if failed else {}
     saves = f"{len(failed)} failed, the last at step {last.get('step')}: {last.get('error')}"
     reasons = [str(event["reason"]) for event in record.events if event.get("reason")]
-    age = 0.0 if record.is_over else origin.age()
-    ago = f" {show_seconds(age)} ago" if age else ""
-    detail = f" ({overview.detail})" if overview.detail else ""
+    state = dict(run_view.state_facts(overview))
+    state["speed"] = "" if record.is_waiting else describe_throughput(record.folder.metrics)
     return [
         ("run", record.folder.key),
         ("name", str(record.details.get("name", ""))),
-        ("status", f"{record.status}{ago}{detail}"),
-        ("hint", record.hint),
+        *state.items(),
         # each attempt shows its own failure; this is why the ranks of a run did not start
         ("why", reasons[-1] if reasons and record.status == FAILED else ""),
-        ("step", _progress(overview)),
-        ("speed", "" if record.is_waiting else describe_throughput(record.folder.metrics)),
         ("saves", saves if failed else ""),
     ]
 
@@ -172,7 +164,7 @@ def asked_facts(record: Record, details: RunDetails) -> list[Fact]:
         # the newest command of a run that goes on need not name the script
         ("script", command_line(script) if earlier else ""),
         ("earlier", "\n".join(type_again(each) for each in earlier)),
-        ("config", " ".join(f"{key}={json.dumps(value)}" for key, value in details.config.items())),
+        run_view.config_fact(details),
         ("code", f"{str(code.get('commit') or '')[:10]}{' + changes' * bool(code.get('changed'))}"),
         ("folder", details.place),
         ("files", f"{work}{names}" if work.is_dir() else ""),
@@ -186,19 +178,6 @@ def command_facts(record: Record, commands: dict[str, str]) -> list[Fact]:
     start = f"  ({describe_start(record.folder)})" if resume else ""
     others = ((name, commands.get(name, "")) for name in ("repeat", "logs", "fetch", "cancel"))
     return [("continue", resume + start), *others]
-
-
-def _progress(overview: Overview) -> str:
-    if overview.step is None:
-        return ""
-    share = (
-        f" of {overview.total_steps} ({min(1.0, overview.step / overview.total_steps):.0%})"
-        if overview.total_steps
-        else ""
-    )
-    left = "" if overview.seconds_left is None else f"{show_seconds(overview.seconds_left)} left"
-    loss = "" if overview.loss is None else f"{overview.loss_name} {overview.loss:.4g}"
-    return " · ".join(filter(None, (f"{overview.step}{share}", left, loss)))
 
 
 def _ranks(record: Record) -> str:

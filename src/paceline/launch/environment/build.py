@@ -309,8 +309,17 @@ class BuildProgress:
         text = self.folder.log.read_text(encoding="utf-8", errors="replace")
         return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
-    def check_result(self) -> None:
-        """Raise if the build failed. Its log has been shown already."""
+    def errors(self, max_lines: int = 12) -> list[str]:
+        """Return pip's errors from the log if there are any, else its last lines."""
+        lines = self._read_log().splitlines()
+        errors = [
+            line.strip() for line in lines if re.match(r"\s*(?:(?:ERROR|error|FATAL)\b|×|╰)", line)
+        ]
+        ours = [line for line in lines if line.startswith("paceline: ")][-1:]
+        return [*errors[-max_lines:], *ours] or lines[-max_lines:]
+
+    def check_result(self, *, is_shown: bool = False) -> None:
+        """Raise if the build failed. `is_shown`: its log is above the error already."""
         deadline = time.monotonic() + FILE_TIMEOUT
         while not (self.target.is_complete or self._has_failed()) and time.monotonic() < deadline:
             time.sleep(POLL_INTERVAL)
@@ -320,7 +329,12 @@ class BuildProgress:
         ended = "" if self.process or self.state in ("over", "failed") else f" ({self.state})"
         where = f" on {name}" if (name := cluster()) else ""
         raise EnvironmentProblem(
-            f"{builder}{ended} failed: nothing was built.",
+            "\n  ".join(
+                [
+                    f"{builder}{ended} failed: nothing was built.",
+                    *([] if is_shown else self.errors()),
+                ]
+            ),
             hint=f"{self._advise()}The full log is in {self.folder.log}{where}.",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -13,11 +14,14 @@ from rich.text import Text
 from paceline.spec.quantities import short_number, show_seconds
 from paceline.ui.terminal.plots import bar, divide_width, line_plot, sparkline
 from paceline.ui.text import printable, shorten
+from paceline.watch import origin
 from paceline.watch.details import AttemptDetails, Failure, NodeDetails, RunDetails
 from paceline.watch.goodput import SHARES, UNMEASURED, Goodput, Span
 from paceline.watch.metrics import Curve
+from paceline.watch.overview import Overview
 
-Line = tuple[str, Text]  # a label and what stands beside it
+Fact = tuple[str, str]  # a label and what stands beside it
+Line = tuple[str, Text]
 
 # How each category looks: colour, and a character that tells it apart without colours.
 LOOKS = {
@@ -50,6 +54,39 @@ MEASURED = frozenset(
 )
 
 
+def state_facts(run: Overview) -> list[Fact]:
+    """Return how a run stands: the most important first."""
+    age = 0.0 if run.is_over else origin.age()
+    ago = f" {show_seconds(age)} ago" if age else ""
+    detail = f" ({run.detail})" if run.detail else ""
+    speed = f"{short_number(run.rate)} {run.rate_unit}" if run.rate is not None else ""
+    return [
+        ("status", f"{run.status}{ago}{detail}"),
+        ("hint", run.hint),
+        ("step", _progress(run)),
+        ("speed", speed),
+    ]
+
+
+def _progress(run: Overview) -> str:
+    if run.step is None:
+        return ""
+    share = (
+        f" of {run.total_steps} ({min(1.0, run.step / run.total_steps):.0%})"
+        if run.total_steps
+        else ""
+    )
+    left = "" if run.seconds_left is None else f"{show_seconds(run.seconds_left)} left"
+    loss = "" if run.loss is None else f"{run.loss_name} {run.loss:.4g}"
+    return " · ".join(filter(None, (f"{run.step}{share}", left, loss)))
+
+
+def config_fact(details: RunDetails) -> Fact:
+    """Return the settings that the script has passed, in one line."""
+    pairs = (f"{key}={json.dumps(value)}" for key, value in details.config.items())
+    return "config", " ".join(pairs)
+
+
 def failure_lines(failure: Failure | None) -> list[Line]:
     """Return the end of the traceback of the rank that failed first."""
     if failure is None or not failure.traceback.strip():
@@ -62,19 +99,26 @@ def failure_lines(failure: Failure | None) -> list[Line]:
     return [("traceback", title), *(("", Text(line, "dim")) for line in shown)]
 
 
+def plot_lines(curve: Curve, *, width: int, height: int, style: str) -> list[Text]:
+    """Return a curve with its axes, which are dim."""
+    points = [(float(step), value) for step, value in zip(curve.steps, curve.values, strict=True)]
+    rows = line_plot(points, width=width, height=height)
+    margin = rows[-2].index("└") + 1 if rows else 0
+    lines = []
+    for number, row in enumerate(rows):
+        axis = margin if number < height else len(row)
+        lines.append(Text().append(row[:axis], "dim").append(row[axis:], style))
+    return lines
+
+
 def curve_lines(curves: Sequence[Curve], *, first: str, width: int) -> list[Line]:
     """Return a plot of the curve with the name `first`, and a sparkline of each other one."""
     lines: list[Line] = []
     for curve in curves:
         if curve.name == first:
-            points = list(zip(curve.steps, curve.values, strict=True))
-            plot = line_plot(points, width=width, height=PLOT_HEIGHT)
-            for number, row in enumerate(plot):
-                axis = (
-                    len(plot[-2]) - len(plot[-2].lstrip()) + 1 if number < PLOT_HEIGHT else len(row)
-                )
-                text = Text().append(row[:axis], "dim").append(row[axis:], "green")
-                lines.append(("" if number else shorten(curve.name, 10), text))
+            rows = plot_lines(curve, width=width, height=PLOT_HEIGHT, style="green")
+            names = [shorten(curve.name, 10), *[""] * len(rows)]
+            lines += zip(names, rows, strict=False)
     others = [curve for curve in curves if curve.name != first and curve.values]
     others.sort(key=lambda curve: curve.name in MEASURED)  # what the script logs comes first
     margin = max(
@@ -89,15 +133,15 @@ def curve_lines(curves: Sequence[Curve], *, first: str, width: int) -> list[Line
     return lines
 
 
-def node_lines(details: RunDetails, *, width: int) -> list[Line]:
+def node_lines(details: RunDetails, *, width: int, most: int = MAX_NODES) -> list[Line]:
     """Return a line of bars for each node, over its newest samples."""
     lines = [
         (f"node {node.node}", describe_node(node, width=width))
-        for node in details.nodes[:MAX_NODES]
+        for node in details.nodes[:most]
         if node.samples
     ]
-    if len(details.nodes) > MAX_NODES:
-        lines.append(("", Text(f"and {len(details.nodes) - MAX_NODES} more nodes", "dim")))
+    if len(details.nodes) > most:
+        lines.append(("", Text(f"and {len(details.nodes) - most} more nodes", "dim")))
     slow = [rank for rank in details.ranks if rank.is_slow]
     if slow:
         named = ", ".join(f"rank {rank.rank} on {printable(rank.host)}" for rank in slow[:4])
