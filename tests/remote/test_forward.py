@@ -85,15 +85,6 @@ def test_errors_and_exit_codes_are_passed_on(
     assert laptop("show", "--on", "plain,lab").returncode == 2
 
 
-def test_the_runs_of_several_clusters(lab: Lab, laptop: Laptop) -> None:
-    laptop("login", "plain", check=True)
-    done = laptop("ps", "--on", "plain,lab")
-    assert done.returncode == 1
-    assert done.stdout == "plain:\nlab:\n"
-    assert f"no runs in {lab.home}/paceline" in done.stderr
-    assert "You are not logged in to lab" in done.stderr
-
-
 DOWN = 'echo "Slurmctld(primary) at ctl is DOWN"; exit 1'
 NOT_CONFIGURED = 'echo "scontrol: fatal: Could not establish a configuration source" >&2; exit 1'
 

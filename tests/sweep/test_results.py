@@ -16,7 +16,7 @@ from paceline.errors import ClusterError, UsageError
 from paceline.launch.run_folder import claim_run
 from paceline.slurm.job_states import JobState
 from paceline.sweep.folder import STARTER, mark_starter
-from paceline.sweep.results import Sweep, find_sweep, read_sweep, rows, sort_by
+from paceline.sweep.results import Sweep, best_first, find_sweep, read_sweep, rows
 from tests.sweep.folders import begin, end, grid, make_sweep, record_jobs
 
 RATES = [{"lr": rate} for rate in (0.1, 0.01, 0.001, 0.0001, 0.00001, 0.000001)]
@@ -151,14 +151,10 @@ def test_values_that_are_not_numbers_become_none(tmp_path: Path) -> None:
     end(folder, 1, value=float("inf"))
     end(folder, 2, value=3.0)
     sweep = read_sweep(folder)
-    assert [row.number for row in sort_by(sweep, rows(sweep), "value")] == [2, 0, 1]
+    assert [row.number for row in best_first(sweep, rows(sweep))] == [2, 0, 1]
 
 
-def ordered(sweep: Sweep, key: str) -> list[int]:
-    return [row.number for row in sort_by(sweep, rows(sweep), key)]
-
-
-def test_best_first_and_by_any_column(tmp_path: Path) -> None:
+def test_best_first(tmp_path: Path) -> None:
     points = [
         {"lr": 0.1, "name": "b"},
         {"lr": 0.3, "name": "a"},
@@ -171,14 +167,8 @@ def test_best_first_and_by_any_column(tmp_path: Path) -> None:
         end(folder, 1, "pruned", value=0.1)
         end(folder, 2, value=0.2)
         sweep = read_sweep(folder)
-        assert ordered(sweep, "value") == best  # a pruned value is not final
-        assert ordered(sweep, "lr") == [0, 2, 1, 3]
-        assert ordered(sweep, "-lr") == [3, 1, 2, 0]
-        assert ordered(sweep, "name") == [1, 0, 3, 2]
-        assert ordered(sweep, "-name") == [3, 0, 1, 2]  # trials without a value stay last
-        with pytest.raises(UsageError, match="no column 'rate'") as caught:
-            ordered(sweep, "rate")
-        assert "value, number, state, seconds, lr, name" in caught.value.hint
+        # a pruned value is not final
+        assert [row.number for row in best_first(sweep, rows(sweep))] == best
 
 
 def test_seeds_are_one_row_with_mean_and_deviation(tmp_path: Path) -> None:
@@ -189,7 +179,7 @@ def test_seeds_are_one_row_with_mean_and_deviation(tmp_path: Path) -> None:
     end(folder, 4, "failed", seed=1)
     record_jobs(folder, "7", {"5": [5]})
     sweep = read_sweep(folder, Scheduler(j7_5="PENDING"))
-    second, first = sort_by(sweep, rows(sweep), "value")
+    second, first = best_first(sweep, rows(sweep))
     assert (first.value, first.deviation, first.count) == (2.0, 1.0, 3)
     assert (second.value, second.deviation, second.count) == (1.5, None, 1)
     assert second.status == "1 done, 1 failed, 1 pending"

@@ -31,8 +31,7 @@ FOLLOW, ONCE, ACT = "follow", "once", "act"
 
 def forwarded(asked: Forwarded) -> int:
     """Show runs of the cluster that `--on` names."""
-    if asked.has_several:
-        return on_cluster.forward_to_each(asked, forwarded)
+    on_cluster.require_one(asked)
     project = find_project(asked)
     cluster = find_cluster(asked.names[0], project)
     copy = ClusterCopy(cluster.name, copy_folder(cluster, project), _actor(asked))

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,7 +21,7 @@ from paceline.cli.forwarding import ALL, FileName, Forwarded, find_project, with
 from paceline.contract import env
 from paceline.contract.foreign_records import parse_object, read_object
 from paceline.contract.run_folder import write_atomically
-from paceline.errors import NoSlurm, PacelineError, SpecError, UsageError
+from paceline.errors import NoSlurm, SpecError, UsageError
 from paceline.launch.secrets import NO_SECRETS, choose_secrets, read_secrets
 from paceline.spec.clusters import Cluster, ProjectFile, explain_table, find_cluster
 from paceline.spec.job import Job, Program
@@ -43,8 +43,6 @@ CODE = "the code"  # in the list of what was sent, beside names of secrets
 
 def forward(asked: Forwarded) -> int:
     """Carry out a command on a cluster and return its exit code."""
-    if asked.has_several:
-        return forward_to_each(asked, forward)
     outputs = [str(path) for path in map(asked.values.get, OUTPUTS) if path]
     for path in outputs:
         if not path.startswith("/"):  # nobody looks into the copy of the project there
@@ -59,22 +57,12 @@ def forward(asked: Forwarded) -> int:
     return carry_out(connection, command)
 
 
-def forward_to_each(asked: Forwarded, carry_out: Callable[[Forwarded], int]) -> int:
-    """List the runs of several clusters, one after the other. One that cannot be reached does not hide the others."""
-    names, codes = cluster_names(asked), [0]
-    if asked.key != "ps" or asked.values.get("json"):
-        hint = f"Run it once for each of {', '.join(names)}."
+def require_one(asked: Forwarded) -> None:
+    if asked.has_several:
+        hint = f"Run it once for each of {', '.join(cluster_names(asked))}."
         if asked.key == "submit":
             hint = "Add --first to train on the cluster that starts first, or submit to each."
         raise UsageError("This takes one cluster.", hint=hint)
-    for name in names:
-        print(f"{console.printable(name)}:", flush=True)
-        try:
-            codes.append(carry_out(Forwarded([name], asked.key, asked.line, asked.values)))
-        except PacelineError as problem:
-            console.say_error(problem)
-            codes.append(problem.exit_code)
-    return max(codes)
 
 
 def cluster_names(asked: Forwarded) -> Sequence[str]:
@@ -88,10 +76,6 @@ def cluster_names(asked: Forwarded) -> Sequence[str]:
 
 def call(asked: Forwarded) -> tuple[Connection, Answer]:
     """Run a command on the cluster that `--on` names; return what it wrote. Raises what it complains of."""
-    if asked.has_several:
-        raise UsageError(
-            "This takes one cluster.", hint=f"Run it once for each of {', '.join(asked.names)}."
-        )
     connection, command = make_request(asked, find_project(asked))
     return connection, remote_command.capture(connection, command)
 
@@ -129,6 +113,7 @@ def make_request(asked: Forwarded, project: ProjectFile) -> tuple[Connection, Re
     """Return what to send to a cluster to carry out a command there. The connection is open."""
     from paceline.cli.commands.doctor import is_about_run
 
+    require_one(asked)
     cluster = find_cluster(asked.names[0], project)
     connection = Connection(cluster)
     connection.require()

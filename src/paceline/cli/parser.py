@@ -72,6 +72,22 @@ def load_command(name: str) -> Any:
     return single_command(getattr(module, verb or "command")) if app is None else get_command(app)
 
 
+def make_group(help: str) -> typer.Typer:
+    """Return a command that has subcommands alone."""
+    app = typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        no_args_is_help=True,
+    )
+
+    @app.callback(help=help)
+    def group() -> None:
+        """Also with one subcommand alone."""
+
+    return app
+
+
 def single_command(function: Any) -> Any:
     """Return a function as a command. If it takes a script, options end at the script."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

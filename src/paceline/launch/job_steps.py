@@ -161,7 +161,8 @@ def ask_run(
     words = ["-c", CODE, str(folder.path), *([STACKS] if stacks else [])]
     if job is None:
         return [_as_node("here", _call([sys.executable, *words], dict(os.environ), PROBE_MARK))]
-    environ = _job_environment(folder, spec)
+    variables = submission_environment(os.environ, ()).variables
+    environ = {**variables, env.SHELL_SETUP: setup_from_run(folder, spec)}
     number = squeue_and_sacct.numeric_job_id(job)
     text = f"exec {command_line(['python', *words])}\n"
     each_node = ("--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--gpus-per-node=0")
@@ -188,23 +189,8 @@ def measure_allocation(environ: Mapping[str, str]) -> tuple[list[Measurement], s
     granted = environ.get("SLURM_GPUS_ON_NODE", "")
     gpus = int(granted) if granted.isdigit() else len(visible_devices(environ) or [])
     argv = [*_in_allocation(environ, max(1, gpus)), sys.executable, "-c", MEASURE]
-    return _measure(argv, _with_path(environ), gpus=gpus)
-
-
-def measure_run(folder: RunFolder, spec: LaunchSpec, *, job: str) -> tuple[list[Measurement], str]:
-    """Measure the devices and links of a live run, beside its ranks."""
-    tasks = spec.nproc if spec.gpus else 1
-    spread = [f"--nodes={spec.nodes}", f"--ntasks-per-node={tasks}"]
-    step = [*_step(squeue_and_sacct.numeric_job_id(job)), *spread, "bash", "-c", PIPED]
-    text = f"exec {command_line(['python', '-c', MEASURE])}\n"
-    return _measure(step, _job_environment(folder, spec), gpus=spec.gpus, text=text)
-
-
-def _measure(
-    argv: Sequence[str], environ: Mapping[str, str], *, gpus: int, text: str = ""
-) -> tuple[list[Measurement], str]:
-    variables = {**environ, **({} if gpus else {env.FITNESS_CPU: "1"})}
-    answers, problem = _call(argv, variables, LINE, text=text, timeout=MEASURE_TIMEOUT)
+    variables = {**_with_path(environ), **({} if gpus else {env.FITNESS_CPU: "1"})}
+    answers, problem = _call(argv, variables, LINE, timeout=MEASURE_TIMEOUT)
     found = [make(Measurement, each) for each in answers]
     return sorted(found, key=lambda each: each.rank), problem
 
@@ -217,12 +203,6 @@ def _in_allocation(environ: Mapping[str, str], tasks: int) -> list[str]:
     nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
     spread = [f"--nodes={nodes}", f"--ntasks-per-node={tasks}"]
     return [*_step(environ["SLURM_JOB_ID"]), *spread]
-
-
-def _job_environment(folder: RunFolder, spec: LaunchSpec) -> dict[str, str]:
-    """Return the variables of a shell that enters a job and sets up its environment."""
-    variables = submission_environment(os.environ, ()).variables
-    return {**variables, env.SHELL_SETUP: setup_from_run(folder, spec)}
 
 
 def _with_path(environ: Mapping[str, str]) -> dict[str, str]:

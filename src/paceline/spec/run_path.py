@@ -6,7 +6,9 @@ import datetime
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,12 +76,16 @@ def list_folders(scratch: Path, record: str) -> Iterator[str]:
     return (path for path in _all_folders(scratch) if os.path.lexists(f"{path}/{record}"))
 
 
-def list_runs_and_sweeps(scratch: Path) -> tuple[list[str], list[str]]:
-    """Return the folders of runs and those of sweeps, each from the last one."""
-    folders = _all_folders(scratch)
-    runs = [path for path in folders if os.path.lexists(f"{path}/run.json")]
-    sweeps = [path for path in folders if os.path.lexists(f"{path}/sweep.json")]
-    return runs, sweeps
+def newest_first(scratch: Path) -> list[str]:
+    """Return the folders of runs and sweeps, the newest first. Ids of runs tell when they began."""
+    ages: dict[str, str] = {}
+    for path in _all_folders(scratch):
+        if os.path.lexists(f"{path}/run.json"):
+            ages[path] = path.rpartition("/")[2]
+        with suppress(OSError):
+            began = time.localtime(os.lstat(f"{path}/sweep.json").st_mtime)
+            ages[path] = time.strftime("%Y%m%d-%H%M%S", began)
+    return sorted(ages, key=ages.__getitem__, reverse=True)
 
 
 def _all_folders(scratch: Path) -> list[str]:

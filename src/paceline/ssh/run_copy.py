@@ -26,7 +26,7 @@ from paceline.contract.foreign_records import read_fields
 from paceline.contract.run_folder import TRIALS, RunFolder, write_atomically
 from paceline.errors import ClusterError, ConnectionProblem, EnvironmentProblem, PacelineError
 from paceline.slurm import commands as slurm
-from paceline.spec.run_path import is_run_path, list_runs_and_sweeps
+from paceline.spec.run_path import is_run_path, newest_first
 from paceline.ssh.connection import Connection, new_mark, print_mark
 from paceline.ssh.rsync import Route
 from paceline.watch.log_file import skipped_path
@@ -121,10 +121,7 @@ class RunList:
         if self._named is not None:
             wanted = [self._named.resolve().relative_to(self._scratch.resolve()).as_posix()]
         else:
-            runs, sweeps = list_runs_and_sweeps(self._scratch)
-            ages = {path: path.rpartition("/")[2] for path in runs}
-            ages |= {path: _begun(path) for path in sweeps}
-            newest = sorted(ages, key=ages.__getitem__, reverse=True)[:NEWEST]
+            newest = newest_first(self._scratch)[:NEWEST]
             wanted = [os.path.relpath(path, self._scratch) for path in newest]
         found: list[str] = []
         for path in wanted:
@@ -145,15 +142,6 @@ class RunList:
             return {"jobs": {}, "problem": problem.message, "hint": problem.hint}
         rows = {job: state_row(states.get(job)) for job in seen}
         return {"jobs": rows, "problem": "", "hint": ""}
-
-
-def _begun(sweep: str) -> str:
-    """Return when a sweep began, as the ids of runs tell it."""
-    try:
-        began = os.stat(f"{sweep}/sweep.json").st_mtime
-    except OSError:
-        began = 0.0
-    return time.strftime("%Y%m%d-%H%M%S", time.localtime(began))
 
 
 def print_news(scratch: Path, named: Path | None, *, follow: bool) -> None:

@@ -55,7 +55,6 @@ TRIAL_FIELDS: Fields = {
     "error": str,
     "step": int,
 }
-COLUMNS = ("value", "number", "state", "seconds")
 _PRECEDENCE = (RUNNING, PENDING, MISSING, FAILED, PRUNED, DONE)
 TAIL = 16384  # bytes at the end of a metrics file to search for its newest value
 
@@ -445,31 +444,6 @@ def best_first(sweep: Sweep, listed: Iterable[Row]) -> list[Row]:
         return first, float("inf") if row.value is None else sign * row.value, row.number
 
     return sorted(listed, key=position)
-
-
-def sort_by(sweep: Sweep, listed: Iterable[Row], key: str) -> list[Row]:
-    """Sort by `value` (best first), `number`, `state`, `seconds` or a parameter; `-key`
-    reverses.
-    """
-    name, backwards = key.removeprefix("-"), key.startswith("-")
-    name = "value" if name == sweep.metric else name
-    if name not in (*COLUMNS, *sweep.keys):
-        raise UsageError(
-            f"Invalid --sort {key}: the sweep {sweep.name} has no column {name!r}.",
-            hint=f"The columns are: {', '.join([*COLUMNS, *sweep.keys])}",
-        )
-
-    def cell(row: Row) -> object:
-        return row.point.get(name) if name in sweep.keys else getattr(row, name)
-
-    found = best_first(sweep, listed)
-    if name != "value":
-        found.sort(key=lambda row: (comparable(cell(row)), row.number))
-    elif not backwards:
-        return found
-    known = [row for row in found if cell(row) is not None]
-    without = [row for row in found if cell(row) is None]  # last in either direction
-    return [*(reversed(known) if backwards else known), *without]
 
 
 def comparable(value: object) -> tuple[int, float, str]:

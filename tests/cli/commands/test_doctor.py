@@ -6,13 +6,12 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from paceline.cli import dispatch
-from paceline.cli.commands.doctor import command, measure_nodes, names_a_run, report
+from paceline.cli.commands.doctor import command, names_a_run, report
 from paceline.cli.parser import single_command
 from paceline.contract.fitness import Judgement, Measurement
 from paceline.contract.run_folder import RunFolder
@@ -79,14 +78,6 @@ def test_a_run_has_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     (folder.claims / "1").symlink_to(started.path.name)
     dispatch(["doctor", str(folder.path)])
     assert f"{folder.path.name} has failed" in capsys.readouterr().out
-
-
-def test_fitness_of_a_local_run_or_of_none(paceline: Callable[..., Any]) -> None:
-    assert "you passed no run" in paceline("doctor", "--fitness").stdout
-    assert "you passed no run" not in paceline("doctor").stdout
-    (found,) = measure_nodes(SimpleNamespace(status="running", job=None))  # type: ignore[arg-type]
-    assert "your own running Slurm jobs" in found.text
-    assert "paceline run --fitness" in found.hint
 
 
 def test_warnings_do_not_fail(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,15 +73,6 @@ def test_the_table(searched: SweepFolder, paceline: Callable[..., Completed]) ->
     assert "… and 55 more" in completed.stdout
 
 
-def test_an_unknown_column_is_an_error(
-    searched: SweepFolder, paceline: Callable[..., Completed]
-) -> None:
-    completed = paceline("sweep", "show", "digits", "--sort", "learning_rate")
-    assert completed.returncode == 2
-    assert "no column 'learning_rate'" in completed.stderr
-    assert "momentum" in completed.stderr
-
-
 def test_the_csv_file_has_every_trial(
     searched: SweepFolder, paceline: Callable[..., Completed], tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console, runs, typer_options
-from paceline.cli.parser import GroupedCommand
+from paceline.cli.parser import GroupedCommand, make_group
 from paceline.contract.files import show_size
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.launch.launch_spec import staging_request
@@ -28,12 +28,8 @@ from paceline.staging.stager import ScannedItem, scan_items
 if TYPE_CHECKING:
     from paceline.cli.forwarding import Forwarded
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    help="Send data to a cluster, and prepare the data that runs stage to the nodes' disks.",
+app = make_group(
+    "Send data to a cluster, and prepare the data that runs stage to the nodes' disks."
 )
 
 

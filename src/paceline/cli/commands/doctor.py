@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, typer_options
-from paceline.contract.fitness import Measurement, judge
+from paceline.contract.fitness import judge
 from paceline.contract.launcher_variables import expand
 from paceline.contract.run_folder import DONE, STOPPED, RunFolder
 from paceline.contract.stacks import NodeAnswer
@@ -73,14 +73,13 @@ def command(
     \b
       paceline doctor last                       the newest run: missing ranks, slow parts, why it died
       paceline doctor --json 1a2b                the same as JSON
-      paceline doctor --fitness 1a2b             also measure the GPUs, cores and links of its nodes
       paceline doctor                            this machine and its Slurm; the nodes of an allocation
       paceline doctor --job --gpus 4 train.py    a job: its script, imports, limits and start time
     """
     if args and is_about_run(args, is_job=is_job, is_module=module):
         job = settings.load(Program(""), here=True)
         folder = find_run(args[0], resolve_scratch(job, os.environ))
-        return report(diagnose_run(folder, fitness=job.launch.fitness), as_json=as_json)
+        return report(diagnose_run(folder), as_json=as_json)
     if is_job or args:
         cwd = Path.cwd()
         job = settings.load(settings.find_program(args, is_module=module, cwd=cwd), cwd=cwd)
@@ -89,21 +88,16 @@ def command(
     found = inspect_machine(os.environ, resolve_scratch(job, os.environ))
     if "SLURM_JOB_ID" in os.environ:
         found += inspect_allocation()
-    elif any(flag.key == "launch.fitness" for flag in settings.flags):
-        found.append(_not_measured("you passed no run", "Pass a run that is running on Slurm."))
     found.append(inspect_secrets(job, os.environ))
     return report([*found, *inspect_site(), *inspect_slurm()], as_json=as_json)
 
 
-def diagnose_run(folder: RunFolder, *, fitness: bool = False) -> list[Finding]:
+def diagnose_run(folder: RunFolder) -> list[Finding]:
     record = read_record(folder)
     is_well = not record.is_over or record.status in (DONE, STOPPED)
     run = Finding("run", GOOD if is_well else NOTE, f"{record.folder.key} {record.status_phrase}")
     disks = [check_disk(folder.path)] if is_own_folder(folder.path) else []
     found = diagnose(Evidence(record, ask_nodes(record), disks))
-    if fitness:
-        found = [*(each for each in found if each.about != "fitness"), *measure_nodes(record)]
-        found.sort(key=lambda each: [PROBLEM, WARNING, NOTE, GOOD].index(each.level))
     if all(each.level == GOOD for each in found):
         run = dataclasses.replace(run, text=f"{run.text}; nothing wrong was found")
     return [run, *found]
@@ -124,15 +118,6 @@ def ask_nodes(record: Record) -> list[NodeAnswer]:
         return [NodeAnswer(nodes, problem=str(error).partition("\n")[0])]
 
 
-def measure_nodes(record: Record) -> list[Finding]:
-    """Measure the GPUs, cores and links of a live run's nodes."""
-    if record.status != "running" or record.job is None or not is_own_folder(record.folder.path):
-        why = "only the nodes of your own running Slurm jobs can be measured"
-        return [_not_measured(why, "Start a run here with the check: paceline run --fitness.")]
-    spec = read_launch_spec(record.folder)
-    return describe_speed(*probes.measure_run(record.folder, spec, job=record.job))
-
-
 def inspect_allocation() -> list[Finding]:
     """Compare and measure the nodes of the allocation around this command."""
     answers, problem = probes.ask_allocation(os.environ)
@@ -144,21 +129,12 @@ def inspect_allocation() -> list[Finding]:
         f"{host}: {', '.join(name for name in node.get('interfaces') or () if name != 'lo')}"
         for host, node in sorted(nodes.items())
     ]
-    return [
-        Finding("nodes", GOOD, "; ".join(listed)),
-        *compare_versions(nodes),
-        *describe_speed(*probes.measure_allocation(os.environ)),
-    ]
-
-
-def describe_speed(measured: Sequence[Measurement], problem: str) -> list[Finding]:
-    if measured:
-        return describe(measured, judge(measured))
-    return [_not_measured(problem or "no answer", "The job's Python needs torch for this.")]
-
-
-def _not_measured(why: str, hint: str) -> Finding:
-    return Finding("fitness", WARNING, f"The nodes were not measured: {why}.", hint)
+    measured, problem = probes.measure_allocation(os.environ)
+    speed = describe(measured, judge(measured))
+    if not measured:
+        text = f"The nodes were not measured: {problem or 'no answer'}."
+        speed = [Finding("fitness", WARNING, text, "The job's Python needs torch for this.")]
+    return [Finding("nodes", GOOD, "; ".join(listed)), *compare_versions(nodes), *speed]
 
 
 def report(findings: Sequence[Finding], *, as_json: bool = False) -> int:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, typer_options
-from paceline.cli.parser import GroupedCommand
+from paceline.cli.parser import GroupedCommand, make_group
 from paceline.errors import NoSlurm
 from paceline.launch.environment import build as builds
 from paceline.launch.environment import store as stored
@@ -27,13 +27,7 @@ from paceline.spec.settings import FILE
 from paceline.spec.shell_text import cluster, to_type
 from paceline.watch.scheduler import query_states
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    help="Build and list the environments of runs.",
-)
+app = make_group("Build and list the environments of runs.")
 
 FILES = "FILE"  # the source of requirements that were typed
 # Keys whose flags set the size of the build job here, and not that of runs.

@@ -12,27 +12,16 @@ from rich.table import Table
 
 from paceline.cli import console, typer_options
 from paceline.cli.commands.doctor import report
-from paceline.cli.parser import GroupedCommand
+from paceline.cli.parser import GroupedCommand, make_group
 from paceline.launch.local_run import current_folder
 from paceline.spec.findings import PROBLEM, worst
 from paceline.spec.option import LAUNCH, TRAINING
 from paceline.tools.inspect.recorded_run import overrides, record
 from paceline.tools.inspect.samples import Samples, check_samples
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    help="See which samples each rank gets.",
-)
+app = make_group("See which samples each rank gets.")
 SHOWN_STEPS, SHOWN_KEYS = 3, 8
 WITHOUT = ("launch.warm", "runtime.profile", "runtime.system_metrics")  # nothing of the run stays
-
-
-@app.callback()
-def group() -> None:
-    """See which samples each rank gets."""
 
 
 @app.command(cls=GroupedCommand, context_settings={"allow_interspersed_args": False})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +14,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import SweepFolder
 from paceline.errors import UsageError
 from paceline.spec.quantities import short_number, show_seconds
-from paceline.spec.run_path import list_runs_and_sweeps
+from paceline.spec.run_path import newest_first
 from paceline.spec.shell_text import to_type
 from paceline.sweep.report import SweepOverview, read_sweep_overview
 from paceline.sweep.results import STATES
@@ -123,17 +122,13 @@ def _print(rows: Sequence[Row]) -> None:
 
 def read_newest(scratch: Path, limit: int | None) -> tuple[list[Row], int]:
     """Return the newest runs and sweeps, and how many are older."""
-    found, sweep_paths = list_runs_and_sweeps(scratch)
-    folders = {path: path.rpartition("/")[2] for path in found}
-    sweeps = {path: SweepFolder(Path(path)) for path in sweep_paths}
-    # when a sweep began, as the ids of runs tell it
-    began = {path: time.localtime(sweep.spec.stat().st_mtime) for path, sweep in sweeps.items()}
-    ages = folders | {path: time.strftime("%Y%m%d-%H%M%S", each) for path, each in began.items()}
-    newest = sorted(ages, key=ages.__getitem__, reverse=True)
-    listed = newest if limit is None else newest[:limit]
-    read = read_rows(RunFolder(Path(path)) for path in listed if path in folders)
+    newest = newest_first(scratch)
+    listed = newest[:limit]
+    sweeps = {path: SweepFolder(Path(path)) for path in listed}
+    sweeps = {path: sweep for path, sweep in sweeps.items() if sweep.spec.exists()}
+    read = read_rows(RunFolder(Path(path)) for path in listed if path not in sweeps)
     rows: dict[str, Row] = {row.path: row for row in read}
-    rows |= {path: read_sweep_overview(sweeps[path]) for path in listed if path in sweeps}
+    rows |= {path: read_sweep_overview(sweep) for path, sweep in sweeps.items()}
     return [rows[path] for path in listed], len(newest) - len(listed)
 
 

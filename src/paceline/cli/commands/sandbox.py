@@ -9,28 +9,16 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.parser import GroupedCommand
+from paceline.cli.parser import GroupedCommand, make_group
 from paceline.errors import ClusterError
 from paceline.tools.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, packages
 from paceline.tools.sandbox.sandbox import stop_all
 from paceline.tools.sandbox.settings import SandboxPaths, default_folder
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
+app = make_group(
+    "Run a real multi-node Slurm on this machine, from your distribution's packages.\n\n"
+    "Start with:  paceline sandbox up --nodes 4"
 )
-
-
-@app.callback()
-def overview() -> None:
-    """Run a real multi-node Slurm on this machine, from your distribution's packages.
-
-    Start with:  paceline sandbox up --nodes 4
-    """
-
-
 Folder = Annotated[
     Path | None,
     typer.Option(

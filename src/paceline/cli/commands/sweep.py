@@ -37,12 +37,12 @@ from paceline.sweep.results import (
     RUNNING,
     Row,
     Sweep,
+    best_first,
     find_own_sweep,
     find_sweep,
     has_repeats,
     read_sweep,
     rows,
-    sort_by,
     to_label,
     value_text,
 )
@@ -206,14 +206,6 @@ def show(
         ),
     ] = "last",
     *,
-    sort: Annotated[
-        str,
-        typer.Option(
-            "--sort",
-            metavar="KEY",
-            help="Sort by value, number, state, seconds or a parameter; -KEY reverses.",
-        ),
-    ] = "value",
     count: Annotated[int, typer.Option("-n", "--count", help="Show N rows; 0 shows all.")] = 20,
     csv: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write all trials to FILE.")
@@ -224,7 +216,6 @@ def show(
 
     \b
       paceline sweep show                          the newest sweep
-      paceline sweep show digits --sort lr         sorted by a parameter
       paceline sweep show digits --csv digits.csv  all trials, for other programs
       paceline report digits -o digits.html        one page: Optuna's figures, and a table that sorts and filters
     """
@@ -240,7 +231,7 @@ def show(
             trials=[trial.to_json() for trial in sweep.trials],
         )
     elif csv is None:
-        _print(sweep, sort_by(sweep, rows(sweep), sort), count)
+        _print(sweep, best_first(sweep, rows(sweep)), count)
     return 0
 
 

@@ -99,7 +99,7 @@ def check_stragglers(evidence: Evidence) -> list[Finding]:
         )
         if is_elsewhere:
             hint = (
-                "Compare the node with the others: paceline doctor --fitness RUN. If it is always "
+                "Compare the node with the others: start with --fitness. If it is always "
                 f"this one: --exclude {host}."
             )
         text = f"Rank {rank} on {host} is slow, and all others wait for it."
