@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.cli.typer_options import parse_time
+from paceline.cli.commands.wait import parse_timeout
 from paceline.errors import UsageError
 from paceline.spec.quantities import (
     parse_mebibytes,
@@ -96,10 +96,10 @@ def test_a_job_without_a_limit_is_rejected_with_a_reason(text: str) -> None:
 
 
 def test_a_command_waits_for_seconds() -> None:
-    assert [parse_time("--timeout", text) for text in ("1", " 90 ", "2m")] == [1, 90, 120]
+    assert [parse_timeout(text) for text in ("1", " 90 ", "2m")] == [1, 90, 120]
     for text in ("x", "-1", "", "9" * 5000):
         with pytest.raises(UsageError, match="Invalid --timeout"):
-            parse_time("--timeout", text)
+            parse_timeout(text)
 
 
 @pytest.mark.parametrize("text", ["0", "0m", "00:00:00", "0-0", "0.1s"])

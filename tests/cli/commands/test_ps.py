@@ -128,7 +128,7 @@ def test_progress_and_rate_of_a_run(tmp_path: Path) -> None:
         goodput=0.934,
     )
     assert (shown["STEP"], shown["LEFT"], shown["LOSS"]) == ("10/500", "2h 1m", "0.1235")
-    assert (shown["RATE"], shown["GOODPUT"]) == ("12.3k tokens/s", "93%")
+    assert (shown["RATE"], shown["GOODPUT"]) == ("12.35k tokens/s", "93%")
     over = cells(tmp_path, total_steps=500, is_over=True, rate=2.0, status="done")
     assert (over["STEP"], over["LEFT"], over["RATE"]) == ("10/500", "", "")
 

@@ -115,7 +115,7 @@ def command(
       paceline wait --timeout 2h 1a2b 3c4d
       paceline wait my-sweep            all trials of a sweep
     """
-    seconds = _parse(timeout) if timeout else float("inf")
+    seconds = parse_timeout(timeout) if timeout else float("inf")
     found = [runs.run_or_sweep(name) for name in names or [runs.LAST]]
     targets: list[Target] = [
         SweepTarget(each) if isinstance(each, SweepFolder) else RunTarget(each) for each in found
@@ -140,7 +140,7 @@ def command(
     return 1 if 1 in codes else max(codes)
 
 
-def _parse(timeout: str) -> float:
+def parse_timeout(timeout: str) -> float:
     try:
         return parse_seconds(f"{timeout}s" if timeout.strip().isdigit() else timeout)
     except ValueError as expected:
