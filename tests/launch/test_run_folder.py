@@ -18,7 +18,8 @@ from paceline.launch.local_run import usable_gpus
 from paceline.launch.submission import path_in_run, stored_run_half, take_snapshot, write_run_half
 from paceline.spec.job import Job, Program
 from paceline.spec.load import load_job
-from paceline.spec.run_path import RunPath, list_runs_and_sweeps, new_run_id, run_path_of
+from paceline.spec.run_path import RunPath, new_run_id, run_path_of
+from paceline.watch.records import newest_first
 
 
 def job_in(folder: Path, text: str = "") -> Job:
@@ -122,7 +123,7 @@ def test_a_run_starts_if_the_files_for_git_and_pytest_cannot_be_written(
     run_path = RunPath(tmp_path / "runs", "p", "e", new_run_id())
     with folders.open_run_folder(run_path, is_new=True):
         assert run_path.folder.path.is_dir()
-    assert list_runs_and_sweeps(tmp_path / "runs") == ([], [])
+    assert newest_first(tmp_path / "runs") == []
 
 
 @pytest.fixture

@@ -109,11 +109,3 @@ def parse_mebibytes(value: object) -> int:
 def slurm_size(mebibytes: int) -> str:
     """Return "32G" if that is exact, else "33000M"."""
     return f"{mebibytes // 1024}G" if mebibytes % 1024 == 0 else f"{mebibytes}M"
-
-
-def short_number(value: float) -> str:
-    """Return a number in a few characters: 0.01234, 12.35, 512k."""
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
-    return f"{value:.4g}"

@@ -6,9 +6,7 @@ import datetime
 import os
 import re
 import secrets
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,22 +71,11 @@ def list_folders(scratch: Path, record: str) -> Iterator[str]:
 
     Nothing but names is read of those that the caller does not come to.
     """
-    return (path for path in _all_folders(scratch) if os.path.lexists(f"{path}/{record}"))
+    return (path for path in all_folders(scratch) if os.path.lexists(f"{path}/{record}"))
 
 
-def newest_first(scratch: Path) -> list[str]:
-    """Return the folders of runs and sweeps, the newest first. Ids of runs tell when they began."""
-    ages: dict[str, str] = {}
-    for path in _all_folders(scratch):
-        if os.path.lexists(f"{path}/run.json"):
-            ages[path] = path.rpartition("/")[2]
-        with suppress(OSError):
-            began = time.localtime(os.lstat(f"{path}/sweep.json").st_mtime)
-            ages[path] = time.strftime("%Y%m%d-%H%M%S", began)
-    return sorted(ages, key=ages.__getitem__, reverse=True)
-
-
-def _all_folders(scratch: Path) -> list[str]:
+def all_folders(scratch: Path) -> list[str]:
+    """Return the folders of all experiments, by name and from the last one."""
     # Snapshots lie beside the runs, and may contain a file called run.json.
     experiments = [
         path

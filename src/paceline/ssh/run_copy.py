@@ -26,11 +26,12 @@ from paceline.contract.foreign_records import read_fields
 from paceline.contract.run_folder import TRIALS, RunFolder, write_atomically
 from paceline.errors import ClusterError, ConnectionProblem, EnvironmentProblem, PacelineError
 from paceline.slurm import commands as slurm
-from paceline.spec.run_path import is_run_path, newest_first
+from paceline.spec.run_path import is_run_path
 from paceline.ssh.connection import Connection, new_mark, print_mark
 from paceline.ssh.rsync import Route
 from paceline.watch.log_file import skipped_path
 from paceline.watch.origin import NEWS, STATES, state_row
+from paceline.watch.records import newest_first
 from paceline.watch.scheduler import query_states, read_evidence
 
 # -- on the cluster: what has changed --------------------------------------------------------------

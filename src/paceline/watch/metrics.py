@@ -15,7 +15,7 @@ from typing import Any
 
 from paceline.contract.foreign_records import parse_objects, read_objects
 from paceline.contract.run_folder import ALONE
-from paceline.spec.quantities import short_number, show_seconds
+from paceline.spec.quantities import show_seconds
 from paceline.watch.log_file import LogFile
 
 TAIL = 32768  # bytes
@@ -185,6 +185,14 @@ def show_step(seconds: float) -> str:
     if seconds >= 60:
         return show_seconds(seconds)
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def short_number(value: float) -> str:
+    """Return a number in a few characters: 0.01234, 12.35, 512k."""
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
+    return f"{value:.4g}"
 
 
 # -- curves ----------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from paceline.contract.run_folder import DONE, FAILED, STOPPED, RunFolder, read_
 from paceline.errors import ClusterError
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import ENDED, WAITING, JobState
-from paceline.spec.run_path import is_fetched, list_folders, requeues_itself
+from paceline.spec.run_path import all_folders, is_fetched, list_folders, requeues_itself
 from paceline.spec.shell_text import cluster, meant_for, quote
 from paceline.watch.events import read_events
 from paceline.watch.failure import submit_again
@@ -180,6 +180,18 @@ RUN_FIELDS: Fields = {
 def find_runs(scratch: Path) -> list[RunFolder]:
     """Return the runs in a scratch folder, newest first (run ids sort by time)."""
     return [RunFolder(Path(path)) for path in list_folders(scratch, "run.json")]
+
+
+def newest_first(scratch: Path) -> list[str]:
+    """Return the folders of runs and sweeps, the newest first. Ids of runs tell when they began."""
+    ages: dict[str, str] = {}
+    for path in all_folders(scratch):
+        if os.path.lexists(f"{path}/run.json"):
+            ages[path] = path.rpartition("/")[2]
+        with suppress(OSError):
+            began = time.localtime(os.lstat(f"{path}/sweep.json").st_mtime)
+            ages[path] = time.strftime("%Y%m%d-%H%M%S", began)
+    return sorted(ages, key=ages.__getitem__, reverse=True)
 
 
 def read_records(folders: Iterable[RunFolder], query: QueryStates = query_states) -> list[Record]:

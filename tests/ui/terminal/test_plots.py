@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.spec.quantities import short_number
 from paceline.ui.terminal.plots import bar, divide_width, line_plot, sparkline
+from paceline.watch.metrics import short_number
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 

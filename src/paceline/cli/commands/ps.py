@@ -13,13 +13,14 @@ from paceline.cli.console import Column, fit, print_columns
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import SweepFolder
 from paceline.errors import UsageError
-from paceline.spec.quantities import short_number, show_seconds
-from paceline.spec.run_path import newest_first
+from paceline.spec.quantities import show_seconds
 from paceline.spec.shell_text import to_type
 from paceline.sweep.report import SweepOverview, read_sweep_overview
 from paceline.sweep.results import STATES
 from paceline.watch import origin
+from paceline.watch.metrics import short_number
 from paceline.watch.overview import Overview, read_rows
+from paceline.watch.records import newest_first
 from paceline.watch.run_status import OVER, STATUSES
 
 Row = Overview | SweepOverview

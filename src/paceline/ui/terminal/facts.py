@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.text import Text
 
 from paceline.contract.run_folder import DONE
-from paceline.spec.quantities import short_number
 from paceline.ui.terminal.rows import status_style
 from paceline.ui.terminal.run_view import (
     Fact,
@@ -25,7 +24,7 @@ from paceline.ui.terminal.run_view import (
 )
 from paceline.ui.text import plain
 from paceline.watch.details import NodeDetails, RankDetails, RunDetails
-from paceline.watch.metrics import Curve, show_step
+from paceline.watch.metrics import Curve, short_number, show_step
 from paceline.watch.overview import Overview
 
 LABEL = 10  # columns of the names at the left

@@ -20,14 +20,13 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Static
 
-from paceline.spec.quantities import short_number
 from paceline.spec.shell_text import quote, to_type
 from paceline.ui.run_reader import MAX_LINES, Found
 from paceline.ui.terminal.facts import facts, plot
 from paceline.ui.terminal.rows import Row, arrange, fit, row_line, status_style, title_line
 from paceline.ui.text import plain
 from paceline.watch.details import RunDetails
-from paceline.watch.metrics import Curve
+from paceline.watch.metrics import Curve, short_number
 from paceline.watch.overview import Overview
 from paceline.watch.run_log import LogLine
 

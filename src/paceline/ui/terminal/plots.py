@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from paceline.spec.quantities import short_number
+from paceline.watch.metrics import short_number
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 BRAILLE = 0x2800

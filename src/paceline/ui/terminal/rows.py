@@ -15,12 +15,13 @@ from pathlib import Path
 
 from rich.text import Text
 
-from paceline.spec.quantities import short_number, show_seconds
+from paceline.spec.quantities import show_seconds
 from paceline.spec.shell_text import quote
 from paceline.sweep.report import SweepOverview
 from paceline.ui.terminal.plots import bar
 from paceline.ui.text import plain
 from paceline.watch import origin
+from paceline.watch.metrics import short_number
 from paceline.watch.overview import Overview
 
 WAITING = frozenset({"queued", "held", "starting", "prepared"})

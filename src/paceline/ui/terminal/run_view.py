@@ -11,13 +11,13 @@ from typing import Any
 
 from rich.text import Text
 
-from paceline.spec.quantities import short_number, show_seconds
+from paceline.spec.quantities import show_seconds
 from paceline.ui.terminal.plots import bar, divide_width, line_plot, sparkline
 from paceline.ui.text import printable, shorten
 from paceline.watch import origin
 from paceline.watch.details import AttemptDetails, Failure, NodeDetails, RunDetails
 from paceline.watch.goodput import SHARES, UNMEASURED, Goodput, Span
-from paceline.watch.metrics import Curve
+from paceline.watch.metrics import Curve, short_number
 from paceline.watch.overview import Overview
 
 Fact = tuple[str, str]  # a label and what stands beside it
