@@ -174,7 +174,7 @@ def test_sweep_show_drops_what_does_not_vary_first(
     for number in range(3):
         end(folder, number, value=0.123456 + number)
     monkeypatch.setattr(sweep.runs, "scratch_here", lambda: tmp_path / "scratch")
-    text = draw(width, lambda: sweep.show("last", sort="value", count=20))
+    text = draw(width, lambda: sweep.show("last", count=20))
     table = text[text.index("TRIAL") :]
     assert all(len(line.rstrip()) <= (width or console.PIPE_WIDTH) for line in table.splitlines())
     assert "…" not in text
