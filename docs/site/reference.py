@@ -522,15 +522,10 @@ def _folder(title: str, file: str, kind: str, intro: str) -> Section:
 def _checkpoint() -> Section:
     texts = dict(_constants(CHECKPOINT))
     entries = [
-        Entry(name, _sentence(texts[name]), ROW)
-        for name in ("complete.json", "objects.json", "sharded")
+        Entry(name, _sentence(texts[name]), ROW) for name in ("complete.json", "objects.json")
     ]
     for node in ast.parse((SOURCE / CHECKPOINT).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and node.name in (
-            "share_file",
-            "shard_file",
-            "state_file",
-        ):
+        if isinstance(node, ast.FunctionDef) and node.name in ("share_file", "state_file"):
             suffix = ".json" if node.name == "state_file" else ".safetensors"
             text = (ast.get_docstring(node) or "").removeprefix(
                 "Return the name of the file that holds "

@@ -20,7 +20,7 @@ from paceline.runtime.checkpoint.safetensors import LENGTH, Piece, make_header, 
 from tests.adversary.test_foreign_records import VALUES, hostile, obstruct
 
 pytestmark = pytest.mark.timeout(60)
-PIECE = Piece("w", "F32", (2, 2), 0, 4, 0, 16, is_whole=True)
+PIECE = Piece("w", "F32", (2, 2), 0, 4, 0)
 
 
 def test_a_hostile_header_is_one_error() -> None:

@@ -22,9 +22,6 @@ from paceline.errors import CheckpointError
 CHECKPOINT_MARKER = "complete.json"  # a checkpoint folder without it is not a checkpoint
 # the state of all replicated objects, with references instead of tensors
 OBJECTS_FILE = "objects.json"
-# tensors sharded over a device mesh: a file per rank, and an index of their parts
-SHARDED_FOLDER = "sharded"
-SHARD_INDEX = "index.json"
 SHARE_SUFFIX = ".safetensors"
 WEIGHTS_SUFFIXES = (SHARE_SUFFIX, ".pt", ".pth", ".bin")  # of files that a run can start from
 PARTIAL = ".tmp-"  # step-N.tmp-<attempt>-<save>: being written
@@ -62,11 +59,6 @@ def is_weights_file(name: str) -> bool:
 def is_share(name: str) -> bool:
     """Return whether a file of a checkpoint holds a rank's share of the tensors."""
     return name.endswith(SHARE_SUFFIX) and "/" not in name
-
-
-def shard_file(rank: int, world_size: int) -> str:
-    """Return the name of the file that holds a rank's parts of sharded tensors."""
-    return f"shard-{rank_suffix(rank, world_size)}{SHARE_SUFFIX}"
 
 
 def state_file(rank: int, world_size: int) -> str:
@@ -204,6 +196,21 @@ def find_damage(folder: Path, files: Iterable[tuple[str, FileChecksum]]) -> str 
 
     with ThreadPoolExecutor(max_workers=4) as pool:
         return next((problem for problem in pool.map(check, files) if problem), None)
+
+
+COUNTER = "n_averaged"  # of torch's AveragedModel, which has the model's own weights besides it
+
+
+def plain_names(keys: Iterable[str]) -> dict[str, str]:
+    """Map each key of a model's state to its name without the prefixes that compiled, averaged and
+    wrapped models add.
+    """
+    plain = {key: ".".join(part for part in key.split(".") if part != "_orig_mod") for key in keys}
+    weights = [name for name in plain.values() if name != COUNTER]
+    while weights and all(name.startswith("module.") for name in weights):
+        plain = {key: name.removeprefix("module.") for key, name in plain.items()}
+        weights = [name for name in plain.values() if name != COUNTER]
+    return plain
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ _WAITS = re.compile(
     r"|_verify_param_shape_across_processes|send|recv)"
     r"|paceline.*/runtime/distributed/\w+\.py:(open_store|gather_placements|check_communication|_wait|meet"
     r"|wait_for_key|init_process_groups)"
-    r"|paceline.*/runtime/step_boundary/stop\.py:(collect|any_rank)"
+    r"|paceline.*/runtime/step_boundary/stop_consensus\.py:(collect|any_rank)"
     r"|torch/autograd/graph\.py:_engine_run_backward"
     r"|torch/cuda/.*:synchronize"
 )

@@ -162,7 +162,7 @@ def test_what_cannot_be_loaded_is_explained(
     cases = {
         "code.pt": "Cannot load the weights",
         "empty.pt": "holds no weights",
-        "model.onnx": "is not a weights file",
+        "model.onnx": "Cannot load the weights",
         "other.pt": "(?s)doesn't fit 'model': .*size mismatch for 2.weight",
         "missing": "no complete",
     }

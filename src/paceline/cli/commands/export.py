@@ -21,6 +21,7 @@ from paceline.contract.checkpoint import (
     find_best,
     find_checkpoints,
     find_damage,
+    plain_names,
     read_marker,
 )
 from paceline.contract.run_folder import RunFolder
@@ -140,16 +141,6 @@ def choose_object(marker: Marker, name: str | None) -> str:
         f"The checkpoint has {len(modules)} modules: {', '.join(modules) or 'none'}.",
         hint="Choose one with --object NAME.",
     )
-
-
-def plain_names(keys: list[str]) -> dict[str, str]:
-    """Map each state key to its name without the prefixes that wrappers add."""
-    plain = {key: ".".join(part for part in key.split(".") if part != "_orig_mod") for key in keys}
-    weights = [name for name in plain.values() if name != "n_averaged"]
-    while weights and all(name.startswith("module.") for name in weights):
-        plain = {key: name.removeprefix("module.") for key, name in plain.items()}
-        weights = [name for name in plain.values() if name != "n_averaged"]
-    return plain
 
 
 def tensor_keys(folder: Path, name: str) -> list[str]:

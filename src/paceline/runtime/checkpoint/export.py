@@ -8,7 +8,6 @@ NAMES is a JSON object: state key -> name in the output file. SHOWN is what to c
 from __future__ import annotations
 
 import ctypes
-import functools
 import json
 import os
 import sys
@@ -19,31 +18,17 @@ import torch
 from paceline.contract.checkpoint import read_marker
 from paceline.contract.files import open_output, show_size
 from paceline.errors import PacelineError
-from paceline.runtime.checkpoint import sharded
 from paceline.runtime.checkpoint.reader import CheckpointReader
-from paceline.runtime.checkpoint.safetensors import Piece, make_header
-from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES
+from paceline.runtime.checkpoint.safetensors import DTYPE_NAMES, Piece, make_header
 
 
 def gather(folder: Path, name: str, names: dict[str, str]) -> dict[str, torch.Tensor]:
     """Return an object's full tensors under their plain names."""
     with CheckpointReader(folder) as reader:
-        objects = reader.objects()
-        references = {key: reference for key, reference in objects[name].items() if key in names}
-        full = {
-            reference["$sharded"]: sharded.make_target(reference, None)
-            for reference in references.values()
-            if "$sharded" in reference
-        }
-        if full:
-            sharded.read(folder, full)
-        read = functools.cache(reader.tensor)  # tied weights stay one tensor
-        return {
-            names[key]: full[reference["$sharded"]]
-            if "$sharded" in reference
-            else read(reference["$tensor"])
-            for key, reference in references.items()
-        }
+        tree = reader.objects()[name]
+        wanted = {names[key]: value for key, value in tree.items() if key in names}
+        tensors: dict[str, torch.Tensor] = reader.read(wanted, lambda _: None)
+        return tensors
 
 
 def write_tensors(output: Path, tensors: dict[str, torch.Tensor]) -> None:
@@ -52,20 +37,11 @@ def write_tensors(output: Path, tensors: dict[str, torch.Tensor]) -> None:
         with open_output(output) as file:
             torch.save(tensors, file)
         return
-    pieces, offset = [], 0
+    pieces: list[Piece] = []
+    offset = 0
     for name, tensor in tensors.items():
-        pieces.append(
-            Piece(
-                name=name,
-                dtype=DTYPE_NAMES[tensor.dtype],
-                shape=tuple(tensor.shape),
-                start=0,
-                stop=tensor.numel(),
-                offset=offset,
-                nbytes=tensor.nbytes,
-                is_whole=True,
-            )
-        )
+        dtype, shape = DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)
+        pieces.append(Piece(name, dtype, shape, 0, tensor.numel(), offset))
         offset += tensor.nbytes
     chunks = (
         ctypes.string_at(tensor.contiguous().data_ptr(), tensor.nbytes)

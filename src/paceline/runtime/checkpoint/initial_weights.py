@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from paceline.contract.checkpoint import find_weight_files, is_weights_file
+from paceline.contract.checkpoint import COUNTER, find_weight_files, plain_names
 from paceline.errors import CheckpointError
-from paceline.runtime.checkpoint import restore, sharded, state_tree
+from paceline.runtime.checkpoint import restore
 from paceline.runtime.checkpoint.reader import (
     CheckpointReader,
     RankGroup,
@@ -23,78 +23,33 @@ from paceline.runtime.checkpoint.reader import (
     open_share,
     read_into,
 )
-from paceline.runtime.checkpoint.safetensors import read_header
-from paceline.runtime.checkpoint.state_tree import METADATA_KEY, TORCH_DTYPES
+from paceline.runtime.checkpoint.safetensors import TORCH_DTYPES, read_header
+from paceline.runtime.checkpoint.sharded import shard_like
+from paceline.runtime.checkpoint.state_tree import METADATA_KEY
 
 # of the weights among other objects
 USUAL_NAMES = ("model", "state_dict", "model_state_dict", "module", "net")
-COUNTER = "n_averaged"  # of torch's AveragedModel, which has the model's own weights besides it
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of one module in the source: each key with its tensor, or a reference to it."""
+    """The weights of one module in the source."""
 
-    entries: Mapping[str, Any]
+    shapes: Mapping[str, Sequence[int]]  # of each key's tensor; empty for other values
     metadata: Mapping[str, Any]
-    reader: CheckpointReader | None = None  # None for a file, whose tensors are there
+    read: Callable[[str, Any], Any]  # takes a key, and the tensor that it will be loaded into
 
     def keys(self) -> dict[str, str]:
         """Map names without the prefixes that wrappers add to the keys."""
-        return {name: key for key, name in _plain_names(list(self.entries)).items()}
+        return {name: key for key, name in plain_names(list(self.shapes)).items()}
 
     def fit(self, wanted: Mapping[str, Any]) -> bool:
         """Return whether all of a module's names are here, with the same shapes."""
         own = self.keys()
         return all(
-            name in own
-            and (not isinstance(each, torch.Tensor) or self._shape(own[name]) == list(each.shape))
+            name in own and list(self.shapes[own[name]]) == list(getattr(each, "shape", ()))
             for name, each in wanted.items()
         )
-
-    def _shape(self, key: str) -> list[int]:
-        entry = self.entries[key]
-        if isinstance(entry, torch.Tensor) or self.reader is None:
-            return list(getattr(entry, "shape", ()))
-        return list(entry.get("shape") or self.reader.shape(entry.get("$tensor", "")))
-
-    def load(self, keys: Mapping[str, str], current: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state for a module that has `current` now; `keys` maps its keys to those
-        here.
-        """
-        state = {key: self.entries[own] for key, own in keys.items()}
-        if self.reader is None:
-            return {
-                key: restore.shard_like(tensor, current.get(key)) for key, tensor in state.items()
-            }
-        targets: dict[str, Any] = {}
-        for key, entry in state.items():
-            for reference in state_tree.tensor_references(entry):
-                if "$sharded" in reference:
-                    targets[reference["$sharded"]] = _target(reference, current.get(key))
-        wanted = {name: target for name, target in targets.items() if target.device.type != "meta"}
-        if wanted:
-            sharded.read(self.reader.folder, wanted)
-
-        def decode(key: str, entry: Any) -> Any:
-            def fetch(reference: dict[str, Any]) -> Any:
-                if "$sharded" in reference:
-                    return targets[reference["$sharded"]]
-                assert self.reader is not None
-                return restore.shard_like(
-                    self.reader.tensor(reference["$tensor"]), current.get(key)
-                )
-
-            return state_tree.decode(entry, fetch)
-
-        return {key: decode(key, entry) for key, entry in state.items()}
-
-
-def _target(reference: Mapping[str, Any], current: Any) -> torch.Tensor:
-    """Return what a sharded tensor is read into; one on the meta device if it has another shape."""
-    if isinstance(current, torch.Tensor) and list(current.shape) != list(reference["shape"]):
-        return torch.empty(reference["shape"], device="meta")
-    return sharded.make_target(reference, current)
 
 
 def load_weights(
@@ -116,12 +71,22 @@ def load_weights(
         )
     with ExitStack() as stack:
         if files := find_weight_files(source):
-            found, source_path = _read_files(files), source
+            states = [state for file in files for state in _read_file(file).values()]
+            merged = {key: each for state in states for key, each in state.items()}
+            found, source_path = {source.name: _weights_of(merged)}, source
         elif source.is_file():
-            found, source_path = _read_file(source), source
+            found = {key: _weights_of(each) for key, each in _read_file(source).items()}
+            source_path = source
         else:
             source_path = find_start(source, ranks, warn=warn)
-            found = _read_checkpoint(stack.enter_context(CheckpointReader(source_path)))
+            reader = stack.enter_context(CheckpointReader(source_path))
+            trees = reader.objects()
+            metadata = trees.get(METADATA_KEY, {})
+            found = {
+                name: _weights_in(reader, trees[name], metadata.get(name, {}))
+                for name, kind in reader.marker.objects.items()
+                if kind == "module"
+            }
         chosen = {
             name: _choose(name, each, found, alone=len(modules) == 1)
             for name, each in modules.items()
@@ -155,14 +120,15 @@ def _load(
 ) -> None:
     current = module.state_dict()
     own = weights.keys()
-    names = _plain_names(list(current))
+    names = plain_names(list(current))
     keys = {key: own[plain] for key, plain in names.items() if plain in own}
     for key, other in _tied(module, names).items():
         if key not in keys and other in keys:  # files of safetensors have only one of them
             keys[key] = keys[other]
     rest = [key for plain, key in own.items() if plain not in names.values()]
-    state = weights.load({**keys, **{key: key for key in rest}}, current)
-    if COUNTER in current and COUNTER not in weights.entries:
+    keys |= {key: key for key in rest}
+    state = {key: weights.read(saved, current.get(key)) for key, saved in keys.items()}
+    if COUNTER in current and COUNTER not in weights.shapes:
         state[COUNTER] = current[COUNTER]
     if COUNTER not in current:
         state.pop(COUNTER, None)
@@ -201,7 +167,7 @@ def _choose(
     if alone and len(found) == 1:
         return next(iter(found.values()))
     current = module.state_dict()
-    names = _plain_names(list(current))
+    names = plain_names(list(current))
     wanted = {plain: current[key] for key, plain in names.items() if plain != COUNTER}
     fitting = {key: weights for key, weights in found.items() if wanted and weights.fit(wanted)}
     if len(fitting) > 1 or (alone and not fitting):  # the usual names come first
@@ -210,45 +176,30 @@ def _choose(
     return next(iter(fitting.values()), None)
 
 
-def _plain_names(keys: list[str]) -> dict[str, str]:
-    """Map each key to its name without the prefixes that compiled, averaged and wrapped models
-    add.
-    """
-    plain = {key: ".".join(part for part in key.split(".") if part != "_orig_mod") for key in keys}
-    weights = [name for name in plain.values() if name != COUNTER]
-    while weights and all(name.startswith("module.") for name in weights):
-        plain = {key: name.removeprefix("module.") for key, name in plain.items()}
-        weights = [name for name in plain.values() if name != COUNTER]
-    return plain
+def _weights_of(state: Mapping[str, Any]) -> Weights:
+    """Return what a file has; torch keeps the versions of modules with a state."""
+    found = getattr(state, "_metadata", None)
+    shapes = {key: getattr(each, "shape", ()) for key, each in state.items()}
+
+    def read(key: str, current: Any) -> Any:
+        return shard_like(state[key], current)
+
+    return Weights(shapes, found if isinstance(found, dict) else {}, read)
 
 
-def _read_checkpoint(reader: CheckpointReader) -> dict[str, Weights]:
-    trees = reader.objects()
-    metadata = trees.get(METADATA_KEY, {})
-    return {
-        name: Weights(trees[name], metadata.get(name, {}), reader)
-        for name, kind in reader.marker.objects.items()
-        if kind == "module"
-    }
+def _weights_in(reader: CheckpointReader, tree: Mapping[str, Any], metadata: Any) -> Weights:
+    """Return what a checkpoint has of a module."""
+
+    def read(key: str, current: Any) -> Any:
+        return reader.read(tree[key], lambda _: current)
+
+    return Weights({key: reader.shape(each) for key, each in tree.items()}, metadata, read)
 
 
-def _read_files(paths: Sequence[Path]) -> dict[str, Weights]:
-    """Return the weights of one model that several files have together."""
-    entries: dict[str, Any] = {}
-    for path in paths:
-        for weights in _read_file(path).values():
-            entries |= weights.entries
-    return {paths[0].parent.name: Weights(entries, {})}
-
-
-def _read_file(path: Path) -> dict[str, Weights]:
-    """Return the weights in a file, by the name of the object, if the file has several."""
-    if not is_weights_file(path.name):
-        raise CheckpointError(
-            f"{path} is not a weights file.", hint="Use a .safetensors, .pt, .pth or .bin file."
-        )
+def _read_file(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the states in a file, by the name of the object, if the file has several."""
     if path.suffix == ".safetensors":
-        return {path.name: Weights(_read_safetensors(path), {})}
+        return {path.name: _read_safetensors(path)}
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch trusts the file: a damaged one makes it fail in any way
@@ -260,7 +211,7 @@ def _read_file(path: Path) -> dict[str, Weights]:
             "torch.save(model.state_dict(), ...) writes them.",
         ) from error
     if _is_state(content):
-        return {path.name: Weights(content, _metadata(content))}
+        return {path.name: content}
     nested = (
         {str(key): each for key, each in content.items() if _is_state(each)}
         if isinstance(content, dict)
@@ -268,13 +219,7 @@ def _read_file(path: Path) -> dict[str, Weights]:
     )
     if not nested:
         raise CheckpointError(f"{path} holds no weights.", hint="Save model.state_dict() there.")
-    return {name: Weights(each, _metadata(each)) for name, each in nested.items()}
-
-
-def _metadata(state: Any) -> Mapping[str, Any]:
-    """Return the versions of modules that torch keeps with a state."""
-    found = getattr(state, "_metadata", None)
-    return found if isinstance(found, dict) else {}
+    return nested
 
 
 def _is_state(value: Any) -> bool:

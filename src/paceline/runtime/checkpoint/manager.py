@@ -25,7 +25,7 @@ from paceline.contract.checkpoint import (
 )
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime import randomness
-from paceline.runtime.checkpoint import restore, retention, sharded, state_tree, writer
+from paceline.runtime.checkpoint import restore, retention, state_tree, writer
 from paceline.runtime.checkpoint.folder_owner import FolderOwner
 from paceline.runtime.checkpoint.initial_weights import load_weights
 from paceline.runtime.checkpoint.reader import CheckpointReader, RankGroup, find_newest, find_start
@@ -252,12 +252,6 @@ class CheckpointManager:
             on_commit=partial(self._prune, step),
             before_commit=self._owner.check if self._owner is not None else None,
         )
-        if states.tensors.sharded:
-            task.parts = sharded.own_parts(states.tensors.sharded)
-            task.sharded = {
-                name: {"dtype": state_tree.DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape)}
-                for name, tensor in states.tensors.sharded.items()
-            }
         thread = threading.Thread(target=writer.run, args=(task,), name=THREAD, daemon=True)
         self._task, self._thread = task, thread
         self._last_step = step
@@ -449,7 +443,7 @@ class CheckpointManager:
         self._last_step = marker.step if own else None
         if own:
             self._committed.add(marker.step)
-        meta = state_tree.decode(marker.meta, state_tree.fetch_inline)
+        meta = state_tree.decode(marker.meta)
         return Restored(marker.step, marker.epoch, meta, folder, marker.world_size, own)
 
     def close(self, *, wait: bool = True) -> list[Saved]:

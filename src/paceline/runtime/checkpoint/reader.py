@@ -8,7 +8,7 @@ import ctypes
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -29,8 +29,8 @@ from paceline.contract.checkpoint import (
 )
 from paceline.contract.files import open_without_waiting
 from paceline.errors import CheckpointError
-from paceline.runtime.checkpoint.safetensors import Piece, read_header
-from paceline.runtime.checkpoint.state_tree import TORCH_DTYPES
+from paceline.runtime.checkpoint import sharded, state_tree
+from paceline.runtime.checkpoint.safetensors import TORCH_DTYPES, Piece, read_header
 
 
 class CheckpointReader:
@@ -41,6 +41,9 @@ class CheckpointReader:
         self.marker = read_marker(folder)
         self._files: list[FileIO] = []
         self._pieces: dict[str, list[tuple[FileIO, int, Piece]]] = {}
+        # of sharded tensors, by where they begin: ranks whose meshes are copies of each other have
+        # written the same
+        self._parts: dict[str, dict[tuple[int, ...], tuple[FileIO, int, Piece]]] = {}
 
     def __enter__(self) -> CheckpointReader:
         for name in sorted(self.marker.files):
@@ -63,7 +66,12 @@ class CheckpointReader:
         self._files.append(file)
         pieces, begin = read_header(file, name=path.name, size=os.fstat(file.fileno()).st_size)
         for piece in pieces:
-            self._pieces.setdefault(piece.name, []).append((file, begin + piece.offset, piece))
+            place = file, begin + piece.offset, piece
+            part = sharded.parse_part(piece.name)
+            if part is None:
+                self._pieces.setdefault(piece.name, []).append(place)
+            else:
+                self._parts.setdefault(part[0], {})[part[1]] = place
 
     def objects(self) -> dict[str, Any]:
         """Return the trees of the objects that all ranks share. Each can be decoded."""
@@ -75,10 +83,48 @@ class CheckpointReader:
         """
         return _read_json(self.folder / state_file(rank, self.marker.world_size))
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape; empty if there is no such tensor."""
-        parts = self._pieces.get(name)
-        return parts[0][2].shape if parts else ()
+    def shape(self, value: Any) -> Sequence[int]:
+        """Return the shape of the tensor that a value in a tree refers to; empty if it is none."""
+        reference = value if isinstance(value, dict) else {}
+        parts = self._pieces.get(reference.get("$tensor", ""))
+        return parts[0][2].shape if parts else reference.get("shape", ())
+
+    def read(self, tree: Any, like: Callable[[str], Any]) -> Any:
+        """Return the state that a tree is of. `like` returns the tensor that is sharded as a saved
+        tensor of this name will be, or anything else.
+        """
+        known: dict[str, Any] = {}  # tied weights stay one tensor
+
+        def fetch(reference: dict[str, Any]) -> Any:
+            if "$sharded" in reference:
+                return self._read_part(reference, like(reference["$sharded"]))
+            name = reference["$tensor"]
+            if name not in known:
+                known[name] = sharded.shard_like(self.tensor(name), like(name))
+            return known[name]
+
+        return state_tree.decode(tree, fetch)
+
+    def _read_part(self, reference: dict[str, Any], like: Any) -> torch.Tensor:
+        """Return a tensor that was sharded, of which each rank reads its own part."""
+        name, target = reference["$sharded"], sharded.make_target(reference, like)
+        local, begin = sharded.local_part(target)
+        missing = local.numel()
+        for saved, (file, offset, piece) in self._parts.get(name, {}).items():
+            region = sharded.find_overlap(saved, piece.shape, begin, local.shape)
+            if region is None:
+                continue
+            part = torch.empty(piece.shape, dtype=TORCH_DTYPES[piece.dtype])
+            read_into(file, offset, part)
+            into = local
+            for dim, (source, at, length) in enumerate(region):
+                part = part.narrow(dim, source, length)
+                into = into.narrow(dim, at, length)
+            into.copy_(part)
+            missing -= part.numel()
+        if missing:
+            raise CheckpointError(f"{self.folder.name} holds only a part of {name}.")
+        return target
 
     def tensor(self, name: str) -> torch.Tensor:
         parts = self._pieces.get(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from paceline.errors import CheckpointError
 from paceline.runtime import randomness
-from paceline.runtime.checkpoint import sharded, state_tree
+from paceline.runtime.checkpoint import state_tree
 from paceline.runtime.checkpoint.reader import CheckpointReader
 from paceline.runtime.checkpoint.state_tree import METADATA_KEY
 from paceline.runtime.randomness import seed_rank
@@ -58,11 +59,6 @@ def load(reader: CheckpointReader, objects: Mapping[str, Any], options: Options)
             )
             if problem:
                 options.warn(problem)
-    targets = _Targets(reader)
-    for name, thing in objects.items():
-        if kinds[name] != "rank":
-            targets.add(name, trees[name], thing)
-    targets.load()
     for name, thing in objects.items():
         with _forgive(name, thing, options):
             if kinds[name] == "rank":
@@ -71,14 +67,12 @@ def load(reader: CheckpointReader, objects: Mapping[str, Any], options: Options)
                 )
             else:
                 metadata = trees.get(METADATA_KEY, {}).get(name, {})
-                _load_object(
-                    name, thing, trees[name], reader, targets, metadata=metadata, options=options
-                )
+                _load_object(name, thing, trees[name], reader, metadata=metadata, options=options)
     if reader.marker.world_size // reader.marker.tensor != world_size // tensor:
         seed_rank(seed=options.seed, step=reader.marker.step, rank=rank // tensor)
     else:
         with _explain_errors("the random generators"):
-            randomness.restore(state_tree.decode(states[data_rank]["rng"], state_tree.fetch_inline))
+            randomness.restore(state_tree.decode(states[data_rank]["rng"]))
 
 
 def _choose_objects(
@@ -201,8 +195,6 @@ def _load_rank_state(
 ) -> None:
     def decode(number: int) -> Any:
         def fetch(reference: dict[str, Any]) -> torch.Tensor:
-            if "$inline" in reference:
-                return state_tree.fetch_inline(reference)
             return reader.tensor(state_tree.own_name(reference["$tensor"], number))
 
         return state_tree.decode(states[number]["objects"][name], fetch)
@@ -224,23 +216,12 @@ def _load_object(
     thing: Any,
     tree: Any,
     reader: CheckpointReader,
-    targets: _Targets,
     *,
     metadata: Mapping[str, Any],
     options: Options,
 ) -> None:
-    fetched: dict[str, torch.Tensor] = {}
-
-    def fetch(reference: dict[str, Any]) -> Any:
-        if "$sharded" in reference:
-            return targets.sharded[reference["$sharded"]]
-        key = reference["$tensor"]
-        if key not in fetched:
-            fetched[key] = shard_like(reader.tensor(key), targets.counterpart(name, key, thing))
-        return fetched[key]
-
-    state = state_tree.decode(tree, fetch)
-    current = targets.states[name]
+    current = thing.state_dict()
+    state = reader.read(tree, _find_counterparts(name, thing, current))
     if isinstance(thing, torch.nn.Module):
         load_module(
             name, thing, state, current, metadata=metadata, strict=options.strict, warn=options.warn
@@ -250,6 +231,27 @@ def _load_object(
         _drop_misshapen(name, thing, state, options)
     with _explain_errors(name):
         thing.load_state_dict(state)
+
+
+def _find_counterparts(name: str, thing: Any, current: Any) -> Callable[[str], Any]:
+    """Return a function that returns the current tensor for a saved one, or for optimizer state its
+    parameter.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+
+    def store(path: str, tensor: torch.Tensor) -> dict[str, Any]:
+        tensors[path] = tensor
+        return {}
+
+    state_tree.encode(current, name, store)
+    parameters = [each for group in getattr(thing, "param_groups", ()) for each in group["params"]]
+    by_number = {str(number): each.detach() for number, each in enumerate(parameters)}
+
+    def find(key: str) -> torch.Tensor | None:
+        match = re.fullmatch(r"[^/]+/state/(\d+)/[^/]+", key)
+        return tensors.get(key, by_number.get(match[1]) if match else None)
+
+    return find
 
 
 def load_module(
@@ -316,13 +318,6 @@ def _drop_misshapen(name: str, optimizer: Any, state: dict[str, Any], options: O
         )
 
 
-def shard_like(tensor: torch.Tensor, like: torch.Tensor | None) -> Any:
-    dtensor = state_tree.dtensor_class()
-    if dtensor is not None and isinstance(like, dtensor) and like.shape == tensor.shape:
-        return sharded.distribute(tensor, like)
-    return tensor
-
-
 def _same_shape(saved: Any, current: Any) -> bool:
     """Return whether a saved tensor fits. One that is not initialized yet takes any shape."""
     if not isinstance(saved, torch.Tensor) or not isinstance(current, torch.Tensor):
@@ -341,51 +336,3 @@ def _explain_errors(name: str) -> Iterator[None]:
             f"{str(error).rstrip('.')}.",
             hint=CHANGED,
         ) from error
-
-
-class _Targets:
-    """The objects' current states, and targets for their sharded tensors, which are read
-    together.
-    """
-
-    def __init__(self, reader: CheckpointReader) -> None:
-        self.reader = reader
-        self.sharded: dict[str, Any] = {}
-        self.states: dict[str, Any] = {}
-        self._tensors: dict[str, dict[str, torch.Tensor]] = {}
-
-    def add(self, name: str, tree: Any, thing: Any) -> None:
-        """Read an object's current state, and create a target for each sharded tensor it will
-        get.
-        """
-        state = self.states[name] = thing.state_dict()
-        tensors = self._tensors[name] = {}
-
-        def store(path: str, tensor: torch.Tensor) -> dict[str, Any]:
-            tensors[path] = tensor
-            return {}
-
-        state_tree.encode(state, name, store)
-        for reference in state_tree.tensor_references(tree):
-            key = reference.get("$sharded")
-            if key is not None:
-                self.sharded[key] = sharded.make_target(
-                    reference, self.counterpart(name, key, thing)
-                )
-
-    def counterpart(self, name: str, key: str, thing: Any) -> torch.Tensor | None:
-        """Return the current tensor for a saved one, or for optimizer state its parameter."""
-        tensors = self._tensors[name]
-        if key in tensors:
-            return tensors[key]
-        parts = key.split("/")
-        groups = getattr(thing, "param_groups", None)
-        if groups is None or len(parts) != 4 or parts[1] != "state" or not parts[2].isdigit():
-            return None
-        parameters = [parameter for group in groups for parameter in group["params"]]
-        index = int(parts[2])
-        return parameters[index].detach() if index < len(parameters) else None
-
-    def load(self) -> None:
-        if self.sharded:
-            sharded.read(self.reader.folder, self.sharded)

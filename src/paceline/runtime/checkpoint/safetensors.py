@@ -1,6 +1,6 @@
 """The safetensors layout: a length, a JSON header, then the bytes of every tensor without gaps.
 
-No torch here. A tensor that is split between ranks appears in each file as a flat piece under its
+A tensor that is split between ranks appears in each file as a flat piece under its
 own key; the header's metadata holds the tensor's name and shape and the piece's first element.
 """
 
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import struct
 from dataclasses import dataclass
 from typing import IO, Any
+
+import torch
 
 from paceline.contract.foreign_records import parse_object
 from paceline.errors import CheckpointError
@@ -22,7 +23,7 @@ MAX_HEADER = 1 << 28
 MAX_SIZE = 1 << 62  # of anything in a header
 
 # torch's name of a dtype -> the layout's name
-DTYPES = {
+_DTYPES = {
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
@@ -43,9 +44,10 @@ DTYPES = {
     "bool": "BOOL",
 }
 
-ITEM_SIZES = {
-    name: int(re.findall(r"\d+", name)[0]) // 8 if name != "BOOL" else 1 for name in DTYPES.values()
+TORCH_DTYPES = {
+    short: getattr(torch, long) for long, short in _DTYPES.items() if hasattr(torch, long)
 }
+DTYPE_NAMES = {dtype: short for short, dtype in TORCH_DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,15 @@ class Piece:
     start: int
     stop: int
     offset: int
-    nbytes: int
-    is_whole: bool
+
+    @property
+    def is_whole(self) -> bool:
+        return self.stop - self.start == math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        size: int = TORCH_DTYPES[self.dtype].itemsize
+        return (self.stop - self.start) * size
 
     @property
     def key(self) -> str:
@@ -116,15 +125,7 @@ def _piece(key: str, entry: dict[str, Any], part: dict[str, Any] | None) -> Piec
     if not all(type(number) is int and 0 <= number < MAX_SIZE for number in numbers):
         raise ValueError(f"{key!r} has an impossible size or place")
     count = math.prod(entry["shape"])
-    if count * ITEM_SIZES[entry["dtype"]] != end - begin or start + count > math.prod(shape):
+    piece = Piece(name, entry["dtype"], shape, start, start + count, begin)
+    if piece.nbytes != end - begin or piece.stop > math.prod(shape):
         raise ValueError(f"{key!r} has {end - begin} bytes, which don't fit its shape")
-    return Piece(
-        name=name,
-        dtype=entry["dtype"],
-        shape=shape,
-        start=start,
-        stop=start + count,
-        offset=begin,
-        nbytes=end - begin,
-        is_whole=part is None,
-    )
+    return piece

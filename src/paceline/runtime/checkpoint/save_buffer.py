@@ -23,8 +23,14 @@ from typing import Any
 
 import torch
 
-from paceline.runtime.checkpoint.safetensors import BLOCK, Piece, make_header
-from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES, TORCH_DTYPES, StateTensors
+from paceline.runtime.checkpoint.safetensors import (
+    BLOCK,
+    DTYPE_NAMES,
+    TORCH_DTYPES,
+    Piece,
+    make_header,
+)
+from paceline.runtime.checkpoint.state_tree import StateTensors
 
 # PYFUNCTYPE keeps the interpreter lock: releasing it would let other threads take it thousands of
 # times.
@@ -52,9 +58,6 @@ class Share:
     header: bytes
     nbytes: int  # of the pieces, without the header
     digest: str
-    # local parts of sharded tensors, after the file: name, offset, bytes
-    local: list[tuple[str, int, int]]
-    local_nbytes: int
 
 
 def make_share(
@@ -90,48 +93,17 @@ def make_share(
         stop = (
             tensor.numel() if is_own else min(max(-(-(high - position) // size), 0), tensor.numel())
         )
-        is_whole = start == 0 and stop == tensor.numel() and (stop > 0 or rank == 0)
-        if stop > start or is_whole:
-            nbytes = (stop - start) * size
-            pieces.append(
-                Piece(
-                    name=name,
-                    dtype=DTYPE_NAMES[tensor.dtype],
-                    shape=tuple(tensor.shape),
-                    start=start,
-                    stop=stop,
-                    offset=offset,
-                    nbytes=nbytes,
-                    is_whole=is_whole,
-                )
-            )
-            offset += nbytes
+        if stop > start or (rank == 0 and not tensor.numel()):
+            dtype, shape = DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)
+            pieces.append(Piece(name, dtype, shape, start, stop, offset))
+            offset += pieces[-1].nbytes
         position += 0 if is_own else tensor.nbytes
-    local, local_nbytes = _local_parts(sharded)
-    return Share(
-        pieces=pieces,
-        header=make_header(pieces),
-        nbytes=offset,
-        digest=digest,
-        local=local,
-        local_nbytes=local_nbytes,
-    )
+    return Share(pieces, make_header(pieces), offset, digest)
 
 
 def _sort_key(item: tuple[str, torch.Tensor]) -> tuple[int, bool, str, str]:
     name, tensor = item
     return -tensor.element_size(), tensor.nbytes < SMALL, tensor.device.type, name
-
-
-def _local_parts(sharded: Mapping[str, Any]) -> tuple[list[tuple[str, int, int]], int]:
-    parts, offset = [], 0
-    for name, tensor in sorted(
-        sharded.items(), key=lambda item: (-item[1].element_size(), item[0])
-    ):
-        nbytes = tensor.to_local().nbytes
-        parts.append((name, offset, nbytes))
-        offset += nbytes
-    return parts, offset
 
 
 def _digest(
@@ -162,11 +134,10 @@ class Image:
         self.share = share
         self.file_size = len(share.header) + share.nbytes
         self.padded = -(-self.file_size // BLOCK) * BLOCK
-        self.map = _map_memory(self.padded + share.local_nbytes + BLOCK)
+        self.map = _map_memory(self.padded + BLOCK)
         self.bytes = torch.frombuffer(self.map, dtype=torch.uint8)
         self.pinned = False
         self._views: dict[str, torch.Tensor] | None = None
-        self._locals: dict[str, torch.Tensor] = {}
         self._packed: list[PackedRun] | None = None
 
     def touch(self) -> None:
@@ -216,7 +187,6 @@ class Image:
                 torch._foreach_copy_(
                     targets, [sources[name] for name in names], non_blocking=self.pinned
                 )
-            on_cuda = self._fill_local(state) or on_cuda
         if on_cuda is None:
             return None
         stream = torch.cuda.current_stream(on_cuda)
@@ -285,26 +255,6 @@ class Image:
         host = self.bytes[begin + first : begin + last]
         return PackedRun([piece.name for piece in run], views, buffer[: last - first], host)
 
-    def _fill_local(self, state: StateTensors) -> torch.device | None:
-        """Copy the local parts of sharded tensors after the file; `sharded` writes them."""
-        targets, sources = [], []
-        for name, offset, nbytes in self.share.local:
-            source = state.sharded[name].to_local()
-            begin = self.padded + offset
-            target = self.bytes[begin : begin + nbytes].view(source.dtype).view(source.shape)
-            self._locals[name] = target
-            targets.append(target)
-            sources.append(source)
-        device = next((source.device for source in sources if source.is_cuda), None)
-        if device is not None:
-            self.pin()
-        if sources:
-            torch._foreach_copy_(targets, sources, non_blocking=self.pinned)
-        return device
-
-    def local(self, name: str) -> torch.Tensor:
-        return self._locals[name]
-
     def close(self) -> None:
         if self.pinned:
             _cudart().cudaHostUnregister(self.bytes.data_ptr())
@@ -347,11 +297,8 @@ class ImageCache:
 
 
 def _layout(state: StateTensors) -> Any:
-    """Return what an image depends on: all names, shapes and dtypes, and the shapes of this rank's
-    shards.
-    """
-    local = [(name, tensor.to_local().shape) for name, tensor in state.sharded.items()]
-    return signature(state.in_share), signature(state.sharded), local, state.rank_zero
+    """Return what an image depends on: all names, shapes and dtypes."""
+    return signature(state.in_share), signature(state.sharded), state.rank_zero
 
 
 def _cudart() -> Any:

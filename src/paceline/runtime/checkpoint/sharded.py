@@ -1,162 +1,63 @@
-"""State sharded over a device mesh (FSDP2, DTensor): one file of tensors per rank, and an index.
+"""State sharded over a device mesh (FSDP2, DTensor).
 
-Each rank writes its own parts of the tensors from the image; rank 0 makes the index of the parts
-from the reports of all ranks. To load, each rank copies what its own parts overlap with, whichever
-ranks wrote it.
+Each rank writes its own parts of the tensors into its share, under names that say where they are.
+To load, each rank copies what its own parts overlap with, whichever ranks wrote it.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
-import os
-import zlib
-from collections.abc import Mapping
-from contextlib import ExitStack
-from io import FileIO
-from pathlib import Path
+import re
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from paceline.contract.checkpoint import SHARD_INDEX, SHARDED_FOLDER, FileChecksum, shard_file
-from paceline.errors import CheckpointError
-from paceline.runtime.checkpoint.reader import open_share, read_into
-from paceline.runtime.checkpoint.safetensors import Piece, make_header
-from paceline.runtime.checkpoint.save_buffer import Image
-from paceline.runtime.checkpoint.state_tree import DTYPE_NAMES, TORCH_DTYPES, dtensor_class
-
-WRITE_BYTES = 16 << 20
+from paceline.runtime.checkpoint.safetensors import TORCH_DTYPES
 
 
-def own_parts(tensors: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return where this rank's parts are in the tensors. Of copies, the first rank's count."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    parts = {}
-    for name, tensor in tensors.items():
-        mesh, placements = tensor.device_mesh, tensor.placements
-        if not tensor.to_local().numel():
-            continue
-        sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
-        place = zip(placements, mesh.get_coordinate(), strict=True)
-        if not any(each.is_replicate() and number for each, number in place):
-            parts[name] = {"offsets": list(offsets), "sizes": list(sizes)}
-    return parts
+def dtensor_class() -> Any:
+    """Return the DTensor class if it has been imported. Otherwise no DTensor exists, and importing
+    is slow.
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    return getattr(module, "DTensor", None)
 
 
-def write(
-    folder: Path, image: Image, parts: Mapping[str, dict[str, Any]], *, rank: int, world_size: int
-) -> tuple[dict[str, FileChecksum], dict[str, dict[str, Any]]]:
-    """Write this rank's parts. Return its files, and the parts with their places in them."""
-    file, offset = shard_file(rank, world_size), 0
-    pieces, places = [], {}
-    for name, part in parts.items():
-        tensor = image.local(name)
-        pieces.append(
-            Piece(
-                name=f"{name}@{','.join(map(str, part['offsets']))}",
-                dtype=DTYPE_NAMES[tensor.dtype],
-                shape=tuple(tensor.shape),
-                start=0,
-                stop=tensor.numel(),
-                offset=offset,
-                nbytes=tensor.nbytes,
-                is_whole=True,
-            )
-        )
-        places[name] = {**part, "file": file, "begin": offset}
-        offset += tensor.nbytes
-    header = make_header(pieces)
-    for place in places.values():
-        place["begin"] += len(header)
-    (folder / SHARDED_FOLDER).mkdir(parents=True, exist_ok=True)
-    content = [header, *(_memory(image.local(name)) for name in parts)]
-    return {f"{SHARDED_FOLDER}/{file}": _write(folder / SHARDED_FOLDER / file, content)}, places
+def own_part(name: str, tensor: Any) -> dict[str, torch.Tensor]:
+    """Return this rank's part of a tensor under the name that it is saved by; nothing if it is
+    empty, or a copy of another rank's.
+    """
+    local, offsets = local_part(tensor)
+    place = zip(tensor.placements, tensor.device_mesh.get_coordinate(), strict=True)
+    is_copy = any(each.is_replicate() and number for each, number in place)
+    # no other name begins like this: those of objects have no slash
+    return {} if is_copy or not local.numel() else {f"@{','.join(map(str, offsets))}/{name}": local}
 
 
-def write_index(
-    folder: Path, tensors: Mapping[str, dict[str, Any]], reports: list[dict[str, Any]]
-) -> dict[str, FileChecksum]:
-    """Write where all ranks have written their parts of these tensors."""
-    index = {}
-    for name, tensor in tensors.items():
-        parts = [report[name] for report in reports if name in report]
-        # one of each: ranks whose meshes are copies of each other have written the same
-        chunks = {tuple(part["offsets"]): part for part in parts}
-        index[name] = {**tensor, "chunks": list(chunks.values())}
-    raw = json.dumps(index, separators=(",", ":")).encode()
-    return {f"{SHARDED_FOLDER}/{SHARD_INDEX}": _write(folder / SHARDED_FOLDER / SHARD_INDEX, [raw])}
+def parse_part(name: str) -> tuple[str, tuple[int, ...]] | None:
+    """Return the tensor that a part is of, and where the part begins in each of its dimensions;
+    None for a tensor that is no part.
+    """
+    match = re.fullmatch(r"@([\d,]{0,999})/(.*)", name, re.DOTALL)
+    return (match[2], tuple(map(int, re.findall(r"\d+", match[1])))) if match else None
 
 
-def _memory(tensor: torch.Tensor) -> Any:
-    """Return the bytes of a tensor on the host, without a copy."""
-    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
-
-
-def _write(path: Path, parts: list[Any]) -> FileChecksum:
-    crc = size = 0
-    with open(path, "wb", buffering=0) as file:
-        for part in parts:
-            for begin in range(0, len(part), WRITE_BYTES):
-                chunk = memoryview(part)[begin : begin + WRITE_BYTES]
-                crc = zlib.crc32(chunk, crc)
-                size += len(chunk)
-                while chunk:
-                    chunk = chunk[file.write(chunk) :]
-        os.fsync(file.fileno())
-    return FileChecksum(size, crc)
-
-
-def read(folder: Path, targets: Mapping[str, torch.Tensor]) -> None:
-    """Fill the targets in place, each rank its own part."""
-    folder = folder / SHARDED_FOLDER
-    try:
-        index = json.loads((folder / SHARD_INDEX).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"The index of the sharded state of {folder.parent.name} can't be read: {error}.",
-            hint="Remove that checkpoint, or resume with the version of Paceline that wrote it.",
-        ) from error
-    files: dict[str, FileIO] = {}
-    with ExitStack() as stack:
-        for name, target in targets.items():
-            local, offsets = _local_part(target)
-            missing = local.numel()
-            for chunk in index[name]["chunks"]:
-                region = _overlap(chunk["offsets"], chunk["sizes"], offsets, local.shape)
-                if region is None:
-                    continue
-                file = chunk["file"]
-                if file not in files:
-                    files[file] = stack.enter_context(open_share(folder / file))
-                part = torch.empty(chunk["sizes"], dtype=TORCH_DTYPES[index[name]["dtype"]])
-                read_into(files[file], chunk["begin"], part)
-                into = local
-                for dim, (source, at, length) in enumerate(region):
-                    part = part.narrow(dim, source, length)
-                    into = into.narrow(dim, at, length)
-                into.copy_(part)
-                missing -= part.numel()
-            if missing:
-                raise CheckpointError(f"{folder.parent.name} holds only a part of {name}.")
-
-
-def _local_part(target: Any) -> tuple[torch.Tensor, list[int]]:
+def local_part(tensor: Any) -> tuple[torch.Tensor, Sequence[int]]:
     """Return this rank's part of a tensor, and where it begins in each dimension."""
     dtensor = dtensor_class()
-    if dtensor is None or not isinstance(target, dtensor):
-        return target.detach(), [0] * target.dim()
+    if dtensor is None or not isinstance(tensor, dtensor):
+        return tensor.detach(), [0] * tensor.dim()
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     _, offsets = compute_local_shape_and_global_offset(
-        target.shape, target.device_mesh, target.placements
+        tensor.shape, tensor.device_mesh, tensor.placements
     )
-    return target.to_local().detach(), list(offsets)
+    return tensor.to_local().detach(), offsets
 
 
-def _overlap(
-    saved: list[int], saved_sizes: list[int], own: list[int], own_sizes: torch.Size
+def find_overlap(
+    saved: Sequence[int], saved_sizes: Sequence[int], own: Sequence[int], own_sizes: Sequence[int]
 ) -> list[tuple[int, int, int]] | None:
     """Return for each dimension where the overlap begins in a saved part and in an own one, and its
     length. None if there is no overlap.
@@ -192,13 +93,16 @@ def make_target(entry: Mapping[str, Any], like: torch.Tensor | None) -> torch.Te
     return empty(*shape, dtype=dtype, device_mesh=mesh, placements=placements)
 
 
-def distribute(tensor: torch.Tensor, like: Any) -> Any:
-    """Shard a tensor that every rank holds in full as `like` is. Each rank takes its part, without
-    communication.
+def shard_like(tensor: torch.Tensor, like: torch.Tensor | None) -> Any:
+    """Return a tensor that every rank holds in full, sharded as `like` is if it is. Each rank takes
+    its part, without communication.
     """
-    from torch.distributed.tensor import DTensor, Replicate
+    dtensor = dtensor_class()
+    if dtensor is None or not isinstance(like, dtensor) or like.shape != tensor.shape:
+        return tensor
+    from torch.distributed.tensor import Replicate
 
     mesh = like.device_mesh
     local = tensor.to(mesh.device_type)
-    replicated = DTensor.from_local(local, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    replicated = dtensor.from_local(local, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return replicated.redistribute(placements=like.placements)

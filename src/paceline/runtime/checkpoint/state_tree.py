@@ -22,7 +22,8 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from paceline.errors import CheckpointError
-from paceline.runtime.checkpoint.safetensors import DTYPES
+from paceline.runtime.checkpoint.safetensors import DTYPE_NAMES, TORCH_DTYPES
+from paceline.runtime.checkpoint.sharded import dtensor_class, own_part
 
 PLAIN = (type(None), bool, int, float, str)
 
@@ -32,27 +33,14 @@ MAX_SAMPLE = 1 << 16  # elements of an object's tensors that ranks compare
 MIN_SAMPLE = 64  # of each tensor
 MAX_INLINE = 1 << 16  # bytes; larger tensors of one rank go into its share of the tensors
 
-TORCH_DTYPES = {
-    short: getattr(torch, long) for long, short in DTYPES.items() if hasattr(torch, long)
-}
-DTYPE_NAMES = {dtype: short for short, dtype in TORCH_DTYPES.items()}
-
 # takes a tensor and its path, returns a reference to it
 Store = Callable[[str, torch.Tensor], dict[str, Any]]
 
 
-def dtensor_class() -> Any:
-    """Return the DTensor class if it has been imported. Otherwise no DTensor exists, and importing
-    is slow.
-    """
-    module = sys.modules.get("torch.distributed.tensor")
-    return getattr(module, "DTensor", None)
-
-
 @dataclass
 class StateTensors:
-    """The tensors of a tree by name: replicated ones, this rank's own, and those sharded over a
-    device mesh.
+    """The tensors of a tree by name: replicated ones, this rank's own, which are also its parts of
+    sharded ones, and those sharded over a device mesh.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -118,6 +106,7 @@ class StateTensors:
     def _store_sharded(self, path: str, value: Any) -> dict[str, Any]:
         name = self._unused_name(path)
         self.sharded[name] = value
+        self.own.update(own_part(name, value))
         # Two dimensions of the mesh may shard one of the tensor, in a class of placements that is
         # no Shard.
         placements = [f"S{each.dim}" if hasattr(each, "dim") else "R" for each in value.placements]
@@ -327,8 +316,9 @@ def _encode_numpy(value: Any, path: str, store: Store) -> Any:
     )
 
 
-def decode(value: Any, fetch: Callable[[dict[str, Any]], Any]) -> Any:
-    """Return the tree that was encoded; `fetch` returns the tensor for a reference.
+def decode(value: Any, fetch: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """Return the tree that was encoded; `fetch` returns the tensor for a reference, if there are
+    any.
 
     Raises CheckpointError if it is no such tree.
     """
@@ -350,7 +340,7 @@ def decode(value: Any, fetch: Callable[[dict[str, Any]], Any]) -> Any:
         ) from error
 
 
-def _decode(value: Any, fetch: Callable[[dict[str, Any]], Any]) -> Any:
+def _decode(value: Any, fetch: Any) -> Any:
     if type(value) is list:
         return [_decode(item, fetch) for item in value]
     if type(value) is not dict:
@@ -358,7 +348,9 @@ def _decode(value: Any, fetch: Callable[[dict[str, Any]], Any]) -> Any:
     tag = next(iter(value), "")
     if not tag.startswith("$"):
         return {key: _decode(item, fetch) for key, item in value.items()}
-    if tag in ("$tensor", "$sharded", "$inline"):
+    if tag == "$inline":
+        return _fetch_inline(value)
+    if tag in ("$tensor", "$sharded"):
         return fetch(value)
     body = value[tag]
     return DECODERS[tag](body, lambda item: _decode(item, fetch))
@@ -432,7 +424,7 @@ def store_inline(path: str, value: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def fetch_inline(entry: dict[str, Any]) -> torch.Tensor:
+def _fetch_inline(entry: dict[str, Any]) -> torch.Tensor:
     """Return a tensor that `store_inline` encoded."""
     raw = bytearray(base64.b64decode(entry["$inline"]))
     dtype = TORCH_DTYPES[entry["dtype"]]

@@ -15,7 +15,7 @@ import shutil
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from paceline.contract.checkpoint import (
 )
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import CheckpointError, TakenOver
-from paceline.runtime.checkpoint import retention, sharded
+from paceline.runtime.checkpoint import retention
 from paceline.runtime.checkpoint.safetensors import BLOCK
 from paceline.runtime.checkpoint.save_buffer import Image
 
@@ -59,9 +59,6 @@ class SaveTask:
     state: Any  # this rank's own tree
     ready: Any = None  # CUDA event after which the image is filled
     device: Any = None
-    # of sharded tensors: the parts of this rank, and the dtypes and shapes of all
-    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    sharded: dict[str, dict[str, Any]] = field(default_factory=dict)
     timeout: float = 600.0
     # on rank 0: raises an error if it may not be committed
     before_commit: Callable[[], None] | None = None
@@ -88,10 +85,10 @@ def run(task: SaveTask) -> None:
     start = time.perf_counter()
     try:
         _wait_for_copies(task)
-        files, parts = _write_files(task)
+        files = _write_files(task)
         known = {name: asdict(checksum) for name, checksum in files.items()}
         digest = task.image.share.digest
-        _write_report(task, {"digest": digest, "files": known, "parts": parts})
+        _write_report(task, {"digest": digest, "files": known})
         if task.rank == 0:
             _commit(task, _collect_reports(task))
     except Exception as error:
@@ -111,17 +108,11 @@ def _wait_for_copies(task: SaveTask) -> None:
         task.ready.synchronize()
 
 
-def _write_files(task: SaveTask) -> tuple[dict[str, FileChecksum], dict[str, Any]]:
-    """Return the files of this rank, and where its parts of sharded tensors are in them."""
+def _write_files(task: SaveTask) -> dict[str, FileChecksum]:
     if task.rank == 0:
         retention.remove_leftovers(task.folder, attempt=task.attempt, before=task.number)
     files: dict[str, FileChecksum] = {}
-    parts: dict[str, Any] = {}
     task.partial.mkdir(parents=True, exist_ok=True)
-    if task.sharded:
-        files, parts = sharded.write(
-            task.partial, task.image, task.parts, rank=task.rank, world_size=task.world_size
-        )
     if task.image.share.pieces or task.rank == 0:
         name = share_file(task.rank, task.world_size)
         files[name] = write_image(
@@ -131,7 +122,7 @@ def _write_files(task: SaveTask) -> tuple[dict[str, FileChecksum], dict[str, Any
     files[name] = _write_json(task.partial / name, task.state)
     if task.objects is not None:
         files[OBJECTS_FILE] = _write_json(task.partial / OBJECTS_FILE, task.objects)
-    return files, parts
+    return files
 
 
 def write_image(path: Path, memory: memoryview, *, size: int) -> FileChecksum:
@@ -234,9 +225,6 @@ def _commit(task: SaveTask, reports: dict[int, dict[str, Any]]) -> None:
         for report in reports.values()
         for name, entry in report["files"].items()
     }
-    if task.sharded:
-        parts = [report["parts"] for report in reports.values()]
-        files |= sharded.write_index(task.partial, task.sharded, parts)
     for name, expected in files.items():
         size = os.stat(task.partial / name).st_size
         if size != expected.size:
@@ -255,8 +243,7 @@ def _commit(task: SaveTask, reports: dict[int, dict[str, Any]]) -> None:
         tensor=task.tensor,
     )
     _write_synced(task.partial / CHECKPOINT_MARKER, marker.to_json().encode())
-    for folder in {(task.partial / name).parent for name in files}:
-        _sync_folder(folder)
+    _sync_folder(task.partial)
     if task.before_commit is not None:
         task.before_commit()
     # A damaged checkpoint of a step that has been reached again, or one that this replaces. If the

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.runtime.checkpoint.sharded import distribute
+from paceline.runtime.checkpoint.sharded import shard_like
 from paceline.runtime.randomness import derive_seed, preserve_host_rng, seed_host
 
 MAX_NAMES_SHOWN = 5  # in an error
@@ -188,7 +188,7 @@ def _whole(tensors: list[MetaTensor]) -> Iterator[None]:
     yield
     for tensor, shard in zip(tensors, shards, strict=True):
         if hasattr(shard, "device_mesh"):
-            shard.to_local().copy_(distribute(tensor.value.detach(), shard).to_local())
+            shard.to_local().copy_(shard_like(tensor.value.detach(), shard).to_local())
             tensor.value = shard
         # a buffer that was computed on the CPU, and assigned
         elif tensor.value.device != shard.device:
