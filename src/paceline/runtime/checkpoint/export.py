@@ -42,7 +42,7 @@ def write_tensors(output: Path, tensors: dict[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         dtype, shape = DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)
         pieces.append(Piece(name, dtype, shape, 0, tensor.numel(), offset))
-        offset += tensor.nbytes
+        offset = pieces[-1].end
     chunks = (
         ctypes.string_at(tensor.contiguous().data_ptr(), tensor.nbytes)
         for tensor in tensors.values()

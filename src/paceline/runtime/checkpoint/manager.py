@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.contract.checkpoint import (
+    Marker,
     Score,
     checkpoint_name,
     checkpoint_step,
@@ -30,7 +29,7 @@ from paceline.runtime.checkpoint.folder_owner import FolderOwner
 from paceline.runtime.checkpoint.initial_weights import load_weights
 from paceline.runtime.checkpoint.reader import CheckpointReader, RankGroup, find_newest, find_start
 from paceline.runtime.checkpoint.retention import RetentionPolicy
-from paceline.runtime.checkpoint.save_buffer import ImageCache
+from paceline.runtime.checkpoint.save_buffer import Image
 from paceline.runtime.checkpoint.writer import SaveTask
 
 log = logging.getLogger("paceline")
@@ -101,7 +100,6 @@ class CheckpointManager:
         self._objects: dict[str, Any] = {}
         self._per_rank: frozenset[str] = frozenset()  # declared, or found to differ between ranks
         self._in_sync: frozenset[str] = frozenset()
-        self._names_compared = False
         self._task: SaveTask | None = None
         self._thread: threading.Thread | None = None
         self._finished: list[Saved] = []
@@ -109,10 +107,9 @@ class CheckpointManager:
         self._last_step: int | None = None
         self._damaged: list[Path] = []
         self._is_failing = False  # whether the last save has failed
-        # steps that this process has saved or loaded; complete on rank 0
-        self._committed: set[int] = set()
-        self._value: tuple[int, float] | None = None  # the step and the policy's metric, the newest
-        self._images = ImageCache(rank=rank, world_size=world_size)
+        # the policy's metric by step: of the last save, and the newest
+        self._values: dict[int, float] = {}
+        self._image: Image | None = None  # for the next save, until the state's layout changes
         self._owner: FolderOwner | None = None
 
     # -- what is saved
@@ -181,16 +178,14 @@ class CheckpointManager:
             and name not in self._in_sync
             and not state_tree.is_loader(thing)
         ]
-        if not self._names_compared:
-            self._names_compared = True
-            if state_tree.find_differing(
-                {"names": state_tree.digest_state([*self._objects, names], [])}, self.group
-            ):
-                raise CheckpointError(
-                    f"The ranks resumed different objects; rank {self.rank} has "
-                    f"{', '.join(self._objects)}.",
-                    hint="Call run.resume with the same names in the same order on all ranks.",
-                )
+        if state_tree.find_differing(
+            {"names": state_tree.digest_state([*self._objects, names], [])}, self.group
+        ):
+            raise CheckpointError(
+                f"The ranks resumed different objects; rank {self.rank} has "
+                f"{', '.join(self._objects)}.",
+                hint="Call run.resume with the same names in the same order on all ranks.",
+            )
         digests = {
             name: state_tree.digest_state(*states.comparable(name, self._objects[name]))
             for name in names
@@ -218,33 +213,39 @@ class CheckpointManager:
         start = time.perf_counter()
         if step != self._last_step or replace:
             self._finish_save()
-            with _disable_gc():
-                self._start_save(step, epoch, meta)
+            self._start_save(step, epoch, meta)
         if wait:
             self._finish_save(committed=True)
         return time.perf_counter() - start
 
     def _start_save(self, step: int, epoch: int, meta: Mapping[str, Any] | None) -> None:
         states = self._collect_and_compare()
-        image = self._images.get(states.tensors)
-        ready = image.fill(states.tensors)
+        if self._image is None or not self._image.fits(states.tensors):
+            self._release_image()
+            self._image = Image(states.tensors, rank=self.rank, world_size=self.world_size)
+        ready = self._image.fill(states.tensors)
         self._saves += 1
         rng_tree = state_tree.encode(randomness.capture(), "rng", state_tree.store_inline)
-        task = SaveTask(
-            folder=self.folder,
+        marker = Marker(
             step=step,
             epoch=epoch,
+            world_size=self.world_size,
+            save=f"{self.attempt}-{self._saves}",
+            time=0.0,
             meta=state_tree.encode(
                 {**(meta or {}), **self._score_of(step)}, "meta", state_tree.store_inline
             ),
+            objects=states.kinds,
+            tensor=self.tensor,
+        )
+        task = SaveTask(
+            folder=self.folder,
+            marker=marker,
             attempt=self.attempt,
             number=self._saves,
             rank=self.rank,
-            world_size=self.world_size,
-            tensor=self.tensor,
-            image=image,
+            image=self._image,
             objects=states.replicated if self.rank == 0 else None,
-            kinds=states.kinds,
             state={"rng": rng_tree, "objects": states.per_rank},
             ready=ready,
             device=torch.cuda.current_device() if ready else None,
@@ -261,11 +262,15 @@ class CheckpointManager:
             self._thread = None
             writer.run(task)
 
+    def _release_image(self) -> None:
+        if self._image is not None:
+            self._image.close()
+            self._image = None
+
     def _prune(self, step: int) -> None:
         # A damaged checkpoint of this very step has just been replaced.
         damaged = [path for path in self._damaged if checkpoint_step(path.name) != step]
         self._damaged = []
-        self._committed.add(step)
         self._attach_value()
         retention.prune(self.folder, self.policy, damaged=damaged, attempt=self.attempt)
 
@@ -275,30 +280,29 @@ class CheckpointManager:
         """Record the value of the policy's metric at this step, now or when its checkpoint is
         committed. Rank 0.
         """
-        self._value = (step, value)
+        saved = {each: known for each, known in self._values.items() if each == self._last_step}
+        self._values = {**saved, step: value}
         if not self.is_saving:
             self._attach_value()
 
     def is_new_best(self, step: int) -> bool:
         """Return whether the value of this step is better than those of all checkpoints."""
-        if self._value is None or self._value[0] != step:
-            return False
-        return retention.is_new_best(self._value[1], self.folder, self.policy)
+        value = self._values.get(step)
+        return value is not None and retention.is_new_best(value, self.folder, self.policy)
 
     def _score_of(self, step: int) -> dict[str, Any]:
         """Return what the marker of a checkpoint of this step says about its value."""
-        if self.policy.best is None or self._value is None or self._value[0] != step:
+        if self.policy.best is None or step not in self._values:
             return {}
-        return Score(self.policy.best, self.policy.best_mode, self._value[1]).to_meta()
+        return Score(self.policy.best, self.policy.best_mode, self._values[step]).to_meta()
 
     def _attach_value(self) -> None:
         """Write a value that came after its checkpoint into it. Runs while no save does, or in its
         thread.
         """
-        step = -1 if self._value is None else self._value[0]
-        score = self._score_of(step)
-        if score and step in self._committed:
-            retention.attach(self.folder / checkpoint_name(step), score)
+        step = self._last_step
+        if step is not None and step in self._values:
+            retention.attach(self.folder / checkpoint_name(step), self._score_of(step))
 
     def poll(self) -> list[Saved]:
         """Return the saves that have ended since the last call. Without a running save this is
@@ -337,7 +341,7 @@ class CheckpointManager:
         if self.rank == 0:
             self._attach_value()
         self._finished.append(
-            Saved(task.step, task.final, task.error is None, task.error, task.seconds)
+            Saved(task.marker.step, task.final, task.error is None, task.error, task.seconds)
         )
         if task.taken_over is not None:
             raise task.taken_over
@@ -361,9 +365,8 @@ class CheckpointManager:
             else "there is no complete checkpoint yet"
         )
         self.warn(
-            f"could not write the checkpoint of step {task.step} to {self.folder}: {task.error}; "
-            "training continues, "
-            f"and {kept} (reported once, until a save succeeds)"
+            f"could not write the checkpoint of step {task.marker.step} to {self.folder}: "
+            f"{task.error}; training continues, and {kept} (reported once, until a save succeeds)"
         )
 
     # -- restoring
@@ -441,8 +444,6 @@ class CheckpointManager:
             restore.load(reader, self._objects, options)
             marker = reader.marker
         self._last_step = marker.step if own else None
-        if own:
-            self._committed.add(marker.step)
         meta = state_tree.decode(marker.meta)
         return Restored(marker.step, marker.epoch, meta, folder, marker.world_size, own)
 
@@ -458,19 +459,7 @@ class CheckpointManager:
         # otherwise the process is about to exit, and releasing page-locked memory waits for the
         # device
         if wait:
-            self._images.release()
+            self._release_image()
         self._task = self._thread = None
         finished, self._finished = self._finished, []
         return finished
-
-
-@contextmanager
-def _disable_gc() -> Iterator[None]:
-    """Disable garbage collection: walking thousands of tensors would trigger it for nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -10,6 +10,7 @@ import json
 import math
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 from typing import IO, Any
 
 import torch
@@ -61,14 +62,18 @@ class Piece:
     stop: int
     offset: int
 
-    @property
+    @cached_property
     def is_whole(self) -> bool:
         return self.stop - self.start == math.prod(self.shape)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         size: int = TORCH_DTYPES[self.dtype].itemsize
         return (self.stop - self.start) * size
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
 
     @property
     def key(self) -> str:
@@ -84,7 +89,7 @@ def make_header(pieces: list[Piece]) -> bytes:
         table[piece.key] = {
             "dtype": piece.dtype,
             "shape": list(shape),
-            "data_offsets": [piece.offset, piece.offset + piece.nbytes],
+            "data_offsets": [piece.offset, piece.end],
         }
         if not piece.is_whole:
             cut[piece.key] = {"name": piece.name, "start": piece.start, "shape": list(piece.shape)}
@@ -106,7 +111,7 @@ def read_header(file: IO[bytes], *, name: str, size: int | None = None) -> tuple
         cut = parse_object(table.pop("__metadata__", {}).get("cut", "{}"))
         pieces = [_piece(key, entry, cut.get(key)) for key, entry in table.items()]
         start = LENGTH.size + length
-        end = start + max((piece.offset + piece.nbytes for piece in pieces), default=0)
+        end = start + max((piece.end for piece in pieces), default=0)
         if size is not None and end > size:
             raise ValueError(f"its tensors end at byte {end}, but the file at {size}")
     except (struct.error, ValueError, AttributeError, TypeError, KeyError) as error:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import mmap
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,64 +40,32 @@ PACK_BYTES = 64 << 20  # device memory in which small tensors are packed
 SMALL = 1 << 20  # smaller pieces are packed on a GPU before they are copied to the host
 MIN_SHARE = 1 << 18  # fewer bytes are not worth a file of their own
 
-Signature = list[tuple[str, torch.Size, torch.dtype]]
 
-
-def signature(tensors: Mapping[str, torch.Tensor]) -> Signature:
-    return [(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()]
-
-
-@dataclass(frozen=True)
-class Share:
-    """One rank's part of the state: its pieces in file order, the file's header, and a digest to
-    compare.
-    """
-
-    pieces: list[Piece]
-    header: bytes
-    nbytes: int  # of the pieces, without the header
-    digest: str
-
-
-def make_share(
-    tensors: Mapping[str, torch.Tensor],
-    sharded: Mapping[str, Any],
-    *,
-    own: Mapping[str, torch.Tensor],
-    rank_zero: Collection[str] = (),
-    rank: int,
-    world_size: int,
-) -> Share:
-    """Return the share of `rank`, with its own tensors. Wider elements come first, so that every
+def cut_share(state: StateTensors, *, rank: int, world_size: int) -> list[Piece]:
+    """Return what `rank` writes, in the order of its file. Wider elements come first, so that every
     piece is aligned.
     """
-    digest, all_tensors = _digest(tensors, sharded, rank_zero), tensors
-    if rank_zero:
-        own = {**own, **{name: tensors[name] for name in rank_zero}} if rank == 0 else own
-        tensors = {name: tensor for name, tensor in tensors.items() if name not in rank_zero}
-    total = sum(tensor.nbytes for tensor in all_tensors.values())
-    # bytes that rank 0 writes in any case
-    first = total - sum(tensor.nbytes for tensor in tensors.values())
+    alone = {name: state.tensors[name] for name in state.rank_zero}
+    shared = {name: tensor for name, tensor in state.tensors.items() if name not in alone}
+    own = {**state.own, **alone} if rank == 0 else state.own
+    first = sum(tensor.nbytes for tensor in alone.values())  # bytes that rank 0 writes in any case
+    total = first + sum(tensor.nbytes for tensor in shared.values())
     writers = max(1, min(world_size, total // MIN_SHARE))
-    low, high = (
-        max(0, total * min(number, writers) // writers - first) for number in (rank, rank + 1)
-    )
+    edges = [max(0, total * min(each, writers) // writers - first) for each in (rank, rank + 1)]
     pieces: list[Piece] = []
     position = offset = 0
-    for name, tensor in sorted([*tensors.items(), *own.items()], key=_sort_key):
-        size = tensor.element_size()
-        is_own = name in own
-        # Elements are never split: the one at the boundary belongs to the lower rank.
-        start = 0 if is_own else min(max(-(-(low - position) // size), 0), tensor.numel())
-        stop = (
-            tensor.numel() if is_own else min(max(-(-(high - position) // size), 0), tensor.numel())
-        )
+    for name, tensor in sorted([*shared.items(), *own.items()], key=_sort_key):
+        start, stop = 0, tensor.numel()
+        if name in shared:
+            # Elements are never split: the one at the boundary belongs to the lower rank.
+            size = tensor.element_size()
+            start, stop = (min(max(-(-(edge - position) // size), 0), stop) for edge in edges)
+            position += tensor.nbytes
         if stop > start or (rank == 0 and not tensor.numel()):
             dtype, shape = DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)
             pieces.append(Piece(name, dtype, shape, start, stop, offset))
-            offset += pieces[-1].nbytes
-        position += 0 if is_own else tensor.nbytes
-    return Share(pieces, make_header(pieces), offset, digest)
+            offset = pieces[-1].end
+    return pieces
 
 
 def _sort_key(item: tuple[str, torch.Tensor]) -> tuple[int, bool, str, str]:
@@ -106,12 +73,13 @@ def _sort_key(item: tuple[str, torch.Tensor]) -> tuple[int, bool, str, str]:
     return -tensor.element_size(), tensor.nbytes < SMALL, tensor.device.type, name
 
 
-def _digest(
-    tensors: Mapping[str, torch.Tensor], sharded: Mapping[str, Any], rank_zero: Collection[str]
-) -> str:
+def digest_layout(state: StateTensors) -> str:
+    """Return a digest of what must be the same on all ranks for their shares to fit together."""
     digest = hashlib.blake2b(digest_size=8)
-    for name, tensor in [*sorted(tensors.items(), key=_sort_key), *sorted(sharded.items())]:
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {name in rank_zero}\n".encode())
+    for tensors in (state.tensors, state.sharded):
+        for name, tensor in sorted(tensors.items(), key=lambda item: item[0]):
+            is_alone = name in state.rank_zero
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {is_alone}\n".encode())
     return digest.hexdigest()
 
 
@@ -130,78 +98,67 @@ class Image:
     save.
     """
 
-    def __init__(self, share: Share) -> None:
-        self.share = share
-        self.file_size = len(share.header) + share.nbytes
-        self.padded = -(-self.file_size // BLOCK) * BLOCK
-        self.map = _map_memory(self.padded + BLOCK)
-        self.bytes = torch.frombuffer(self.map, dtype=torch.uint8)
-        self.pinned = False
-        self._views: dict[str, torch.Tensor] | None = None
+    def __init__(self, state: StateTensors, *, rank: int, world_size: int) -> None:
+        state.check()
+        self._layout = _layout(state)
+        self.digest = digest_layout(state)
+        self.pieces = cut_share(state, rank=rank, world_size=world_size)
+        header = make_header(self.pieces)
+        self.file_size = len(header) + sum(piece.nbytes for piece in self.pieces)
+        # whole blocks, as the file is written
+        self.memory = _map_memory(-(-self.file_size // BLOCK) * BLOCK)
+        self._bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
+        self._bytes.zero_()  # allocates the pages
+        self.memory[: len(header)] = header
+        self._data = self._bytes[len(header) : self.file_size]
+        self._views = {
+            piece.name: _view(self._data[piece.offset : piece.end], piece) for piece in self.pieces
+        }
+        self._is_pinned = False
         self._packed: list[PackedRun] | None = None
 
-    def touch(self) -> None:
-        """Allocate the pages before a save needs them, and write the header, which never
-        changes.
-        """
-        self.bytes.zero_()
-        begin = len(self.share.header)
-        self.map[:begin] = self.share.header
-        data = self.bytes[begin : self.file_size]
-        self._views = {
-            piece.name: _view(data[piece.offset : piece.offset + piece.nbytes], piece)
-            for piece in self.share.pieces
-        }
-
-    def pin(self) -> None:
-        """Page-lock the memory, so that copies from a GPU run asynchronously."""
-        if not self.pinned:
-            status = _cudart().cudaHostRegister(self.bytes.data_ptr(), len(self.map), 0)
-            self.pinned = int(status) == 0
-
-    def memory(self) -> memoryview:
-        """Return the file's content, padded to whole blocks."""
-        return memoryview(self.map)[: self.padded]
+    def fits(self, state: StateTensors) -> bool:
+        """Return whether this state has the layout that the image was made for."""
+        found: bool = self._layout == _layout(state)
+        return found
 
     def fill(self, state: StateTensors) -> torch.cuda.Event | None:
         """Copy the tensors in. On CUDA the copies are only queued: wait for the event before
         reading.
         """
-        if self._views is None:
-            self.touch()
-        assert self._views is not None
         tensors = state.in_share
-        sources = {piece.name: _part(tensors[piece.name], piece) for piece in self.share.pieces}
-        on_cuda = next((tensor.device for tensor in sources.values() if tensor.is_cuda), None)
-        devices = (
-            {tensor.get_device() for tensor in sources.values()} if on_cuda is not None else set()
-        )
+        sources = {piece.name: _part(tensors[piece.name], piece) for piece in self.pieces}
+        devices = {each.device for each in sources.values() if each.is_cuda}
+        device = min(devices, key=str, default=None)
         with torch.no_grad():
-            if on_cuda is not None:
-                self.pin()
-                self._fill_packed(sources, on_cuda)
+            if device is not None:
+                self._pin()
+                self._fill_packed(sources, device)
             self._fill_small(sources)
             if sources:
-                names = list(sources)
-                targets = [self._views[name] for name in names]
-                torch._foreach_copy_(
-                    targets, [sources[name] for name in names], non_blocking=self.pinned
-                )
-        if on_cuda is None:
+                targets = [self._views[name] for name in sources]
+                torch._foreach_copy_(targets, list(sources.values()), non_blocking=self._is_pinned)
+        if device is None:
             return None
-        stream = torch.cuda.current_stream(on_cuda)
-        for device in devices - {-1, on_cuda.index}:  # a model on several GPUs
-            stream.wait_stream(torch.cuda.current_stream(device))
+        stream = torch.cuda.current_stream(device)
+        for other in devices - {device}:  # a model on several GPUs
+            stream.wait_stream(torch.cuda.current_stream(other))
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(stream)
         return event
+
+    def _pin(self) -> None:
+        """Page-lock the memory, so that copies from a GPU run asynchronously."""
+        if not self._is_pinned:
+            status = _cudart().cudaHostRegister(self._bytes.data_ptr(), len(self.memory), 0)
+            self._is_pinned = int(status) == 0
 
     def _fill_small(self, sources: dict[str, torch.Tensor]) -> None:
         """Copy small CPU tensors: torch would wake all its threads for each of thousands of
         them.
         """
-        begin = self.bytes.data_ptr() + len(self.share.header)
-        for piece in self.share.pieces:
+        begin = self._data.data_ptr()
+        for piece in self.pieces:
             source = sources.get(piece.name) if 0 < piece.nbytes < SMALL else None
             if (
                 source is not None
@@ -222,83 +179,34 @@ class Image:
     def _plan_packing(
         self, sources: dict[str, torch.Tensor], device: torch.device
     ) -> list[PackedRun]:
-        small = [
-            piece
-            for piece in self.share.pieces
-            if 0 < piece.nbytes < SMALL and sources[piece.name].device == device
-        ]
         runs: list[list[Piece]] = []
-        for piece in small:
-            last = runs[-1] if runs else None
-            follows = last is not None and last[-1].offset + last[-1].nbytes == piece.offset
-            if (
-                last is not None
-                and follows
-                and piece.offset + piece.nbytes - last[0].offset <= PACK_BYTES
-            ):
-                last.append(piece)
-            else:
-                runs.append([piece])
-        if not runs:
-            return []
-        longest = max(run[-1].offset + run[-1].nbytes - run[0].offset for run in runs)
+        for piece in self.pieces:
+            if 0 < piece.nbytes < SMALL and sources[piece.name].device == device:
+                follows = bool(runs) and runs[-1][-1].end == piece.offset
+                if follows and piece.end - runs[-1][0].offset <= PACK_BYTES:
+                    runs[-1].append(piece)
+                else:
+                    runs.append([piece])
+        longest = max((run[-1].end - run[0].offset for run in runs), default=0)
         buffer = torch.empty(longest, dtype=torch.uint8, device=device)
         return [self._packed_run(run, buffer) for run in runs]
 
     def _packed_run(self, run: list[Piece], buffer: torch.Tensor) -> PackedRun:
-        first, last = run[0].offset, run[-1].offset + run[-1].nbytes
-        views = [
-            _view(buffer[piece.offset - first : piece.offset - first + piece.nbytes], piece)
-            for piece in run
-        ]
-        begin = len(self.share.header)
-        host = self.bytes[begin + first : begin + last]
-        return PackedRun([piece.name for piece in run], views, buffer[: last - first], host)
+        begin, end = run[0].offset, run[-1].end
+        views = [_view(buffer[piece.offset - begin : piece.end - begin], piece) for piece in run]
+        names = [piece.name for piece in run]
+        return PackedRun(names, views, buffer[: end - begin], self._data[begin:end])
 
     def close(self) -> None:
-        if self.pinned:
-            _cudart().cudaHostUnregister(self.bytes.data_ptr())
-            self.pinned = False
-
-
-class ImageCache:
-    """Holds the image for the next save until the state's layout changes."""
-
-    def __init__(self, *, rank: int, world_size: int) -> None:
-        self.rank, self.world_size = rank, world_size
-        self._image: Image | None = None
-        self._layout: Any = None
-
-    def get(self, state: StateTensors) -> Image:
-        """Return an image that fits this state."""
-        layout = _layout(state)
-        if self._image is None or self._layout != layout:
-            self.release()
-            state.check()
-            self._image, self._layout = self._make(state), layout
-        return self._image
-
-    def release(self) -> None:
-        if self._image is not None:
-            self._image.close()
-            self._image = None
-
-    def _make(self, state: StateTensors) -> Image:
-        return Image(
-            make_share(
-                state.tensors,
-                state.sharded,
-                own=state.own,
-                rank_zero=state.rank_zero,
-                rank=self.rank,
-                world_size=self.world_size,
-            )
-        )
+        if self._is_pinned:
+            _cudart().cudaHostUnregister(self._bytes.data_ptr())
+            self._is_pinned = False
 
 
 def _layout(state: StateTensors) -> Any:
     """Return what an image depends on: all names, shapes and dtypes."""
-    return signature(state.in_share), signature(state.sharded), state.rank_zero
+    named = [*state.in_share.items(), *state.sharded.items()]
+    return [(name, tensor.shape, tensor.dtype) for name, tensor in named], state.rank_zero
 
 
 def _cudart() -> Any:

@@ -15,9 +15,11 @@ import shutil
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from paceline.contract.checkpoint import (
     CHECKPOINT_MARKER,
@@ -45,17 +47,12 @@ class SaveTask:
     """One save of one rank, and its outcome."""
 
     folder: Path  # of all checkpoints
-    step: int
-    epoch: int
-    meta: Any
+    marker: Marker  # all but the time and the files
     attempt: int
     number: int  # counts this attempt's saves, from 1
     rank: int
-    world_size: int
-    tensor: int
     image: Image
     objects: dict[str, Any] | None  # on rank 0: the trees of the replicated objects
-    kinds: dict[str, str]
     state: Any  # this rank's own tree
     ready: Any = None  # CUDA event after which the image is filled
     device: Any = None
@@ -68,16 +65,12 @@ class SaveTask:
     seconds: float = 0.0
 
     @property
-    def id(self) -> str:
-        return f"{self.attempt}-{self.number}"
-
-    @property
     def final(self) -> Path:
-        return self.folder / checkpoint_name(self.step)
+        return self.folder / checkpoint_name(self.marker.step)
 
     @property
     def partial(self) -> Path:
-        return self.folder / f"{self.final.name}{PARTIAL}{self.id}"
+        return self.folder / f"{self.final.name}{PARTIAL}{self.marker.save}"
 
 
 def run(task: SaveTask) -> None:
@@ -87,7 +80,7 @@ def run(task: SaveTask) -> None:
         _wait_for_copies(task)
         files = _write_files(task)
         known = {name: asdict(checksum) for name, checksum in files.items()}
-        digest = task.image.share.digest
+        digest = task.image.digest
         _write_report(task, {"digest": digest, "files": known})
         if task.rank == 0:
             _commit(task, _collect_reports(task))
@@ -102,8 +95,6 @@ def run(task: SaveTask) -> None:
 
 def _wait_for_copies(task: SaveTask) -> None:
     if task.ready is not None:
-        import torch
-
         torch.cuda.set_device(task.device)  # otherwise this thread opens a context on the first GPU
         task.ready.synchronize()
 
@@ -113,12 +104,12 @@ def _write_files(task: SaveTask) -> dict[str, FileChecksum]:
         retention.remove_leftovers(task.folder, attempt=task.attempt, before=task.number)
     files: dict[str, FileChecksum] = {}
     task.partial.mkdir(parents=True, exist_ok=True)
-    if task.image.share.pieces or task.rank == 0:
-        name = share_file(task.rank, task.world_size)
+    if task.image.pieces or task.rank == 0:
+        name = share_file(task.rank, task.marker.world_size)
         files[name] = write_image(
-            task.partial / name, task.image.memory(), size=task.image.file_size
+            task.partial / name, memoryview(task.image.memory), size=task.image.file_size
         )
-    name = state_file(task.rank, task.world_size)
+    name = state_file(task.rank, task.marker.world_size)
     files[name] = _write_json(task.partial / name, task.state)
     if task.objects is not None:
         files[OBJECTS_FILE] = _write_json(task.partial / OBJECTS_FILE, task.objects)
@@ -167,16 +158,9 @@ def _disable_direct_writes(descriptor: int, direct: int) -> None:
 
 
 def _write_json(path: Path, tree: Any) -> FileChecksum:
-    raw = json.dumps(tree, separators=(",", ":")).encode()
-    _write_synced(path, raw)
-    return FileChecksum(len(raw), zlib.crc32(raw))
-
-
-def _write_synced(path: Path, raw: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())
+    text = json.dumps(tree, separators=(",", ":"))  # in ASCII
+    write_atomically(path, text, sync=True)
+    return FileChecksum(len(text), zlib.crc32(text.encode()))
 
 
 # -- reports: how rank 0 learns that the files of all ranks are complete
@@ -197,21 +181,21 @@ def _collect_reports(task: SaveTask) -> dict[int, dict[str, Any]]:
     while True:
         # asks NFS again, where a stat may answer from its cache
         present = set(os.listdir(task.partial))
-        for rank in range(task.world_size):
+        for rank in range(task.marker.world_size):
             path = _report_path(task, rank)
             if rank not in reports and path.name in present:
                 reports[rank] = json.loads(path.read_text(encoding="utf-8"))
                 if "error" in reports[rank]:
                     raise CheckpointError(f"rank {rank}: {reports[rank]['error']}")
-                if reports[rank]["digest"] != task.image.share.digest:
+                if reports[rank]["digest"] != task.image.digest:
                     raise CheckpointError(
                         f"rank {rank} has different tensors than rank 0 (names, shapes or dtypes): "
                         "register the same objects on every rank, in the same state"
                     )
-        if len(reports) == task.world_size:
+        if len(reports) == task.marker.world_size:
             return reports
         if time.monotonic() > deadline:
-            missing = sorted(set(range(task.world_size)) - set(reports))
+            missing = sorted(set(range(task.marker.world_size)) - set(reports))
             raise CheckpointError(
                 f"ranks {missing} did not finish writing within {task.timeout:.0f} s"
             )
@@ -229,20 +213,10 @@ def _commit(task: SaveTask, reports: dict[int, dict[str, Any]]) -> None:
         size = os.stat(task.partial / name).st_size
         if size != expected.size:
             raise CheckpointError(f"{name} has {size} bytes instead of {expected.size}")
-    for rank in range(task.world_size):
+    for rank in range(task.marker.world_size):
         _report_path(task, rank).unlink()
-    marker = Marker(
-        step=task.step,
-        epoch=task.epoch,
-        world_size=task.world_size,
-        save=task.id,
-        time=time.time(),
-        meta=task.meta,
-        objects=task.kinds,
-        files=files,
-        tensor=task.tensor,
-    )
-    _write_synced(task.partial / CHECKPOINT_MARKER, marker.to_json().encode())
+    marker = replace(task.marker, time=time.time(), files=files)
+    write_atomically(task.partial / CHECKPOINT_MARKER, marker.to_json(), sync=True)
     _sync_folder(task.partial)
     if task.before_commit is not None:
         task.before_commit()
@@ -274,7 +248,7 @@ def _abandon(task: SaveTask) -> None:
         shutil.rmtree(task.partial, ignore_errors=True)
         return
     with contextlib.suppress(OSError):
-        for path in task.partial.glob(f"*-{rank_suffix(task.rank, task.world_size)}*"):
+        for path in task.partial.glob(f"*-{rank_suffix(task.rank, task.marker.world_size)}*"):
             path.unlink(missing_ok=True)
         _write_report(task, {"error": task.error})
 
