@@ -201,10 +201,6 @@ def test_errors_say_what_is_wrong(case: str, tmp_path: Path) -> None:
         ),
         (("--style", "launch.style", "x"), 'Invalid --style "x": use one of fork, srun, torchrun,'),
         (
-            ("--profile", "runtime.profile", "3"),
-            'Invalid --profile "3": use steps as first:end, e.g. 10:13.',
-        ),
-        (
             ("--experiment", "project.experiment", "a/b"),
             'Invalid --experiment "a/b": use a folder name',
         ),

@@ -31,7 +31,6 @@ RUNTIME_KEYS = {
     "precision": "runtime.precision",
     "seed": "runtime.seed",
     "deterministic": "runtime.deterministic",
-    "profile": "runtime.profile",
     "max_steps": "runtime.max_steps",
     "timeout": "runtime.timeout",
     "on_nonfinite": "runtime.on_nonfinite",

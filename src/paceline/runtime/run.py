@@ -835,14 +835,11 @@ class Run:
             boundary.save(self.step, wait=True, replace=True, next_epoch=self.epoch)
 
     def _close(self) -> None:
-        """End data-loader workers, write the profile, and take all hooks off models and
-        optimizers.
-        """
+        """End data-loader workers, and take all hooks off models and optimizers."""
         for captured in self._captured:
             captured.close()
         self._gradients.close()
         self._reporter.close()
-        self._boundary.profiler.close()
         for loader in self._loaders:
             loader.close()
 

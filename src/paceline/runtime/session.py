@@ -33,7 +33,6 @@ from paceline.runtime.step_boundary.boundary import Boundary, StartPhases
 from paceline.runtime.step_boundary.checkpoint_schedule import CheckpointSchedule
 from paceline.runtime.step_boundary.heartbeat import Heartbeat
 from paceline.runtime.step_boundary.nonfinite import NonFiniteLossCheck
-from paceline.runtime.step_boundary.profiler import ProfilerWindow
 from paceline.runtime.step_boundary.stop_consensus import Completed, Pruned, Stopped
 from paceline.runtime.step_boundary.stragglers import StragglerDetector
 from paceline.runtime.trackers.base import Tracker
@@ -70,8 +69,7 @@ class session:
         scaler. backend: The backend of the process group; by default what the device needs.
         cpu: Ignore GPUs.
         timeout: Seconds before a collective counts as failed; by default torch's own.
-        profile: Steps to profile: "10:13" writes a trace of steps 10, 11 and 12 into the run
-        folder. max_steps: Stop training after this many steps in total.
+        max_steps: Stop training after this many steps in total.
         save_every_steps: Save every this many steps.
         save_every_seconds: Save when this many seconds have passed since the last save.
         keep_last: How many of the newest checkpoints to keep.
@@ -114,7 +112,6 @@ class session:
         backend: str | None = None,
         cpu: bool = False,
         timeout: float | None = None,
-        profile: str | None = None,
         max_steps: int | None = None,
         save_every_steps: int | None = None,
         save_every_seconds: float | None = 300.0,
@@ -141,7 +138,6 @@ class session:
             backend=backend,
             cpu=cpu,
             timeout=timeout,
-            profile=profile,
             max_steps=max_steps,
             save_every_steps=save_every_steps,
             save_every_seconds=save_every_seconds,
@@ -242,9 +238,6 @@ class session:
                 world_size=identity.world_size,
                 factor=settings.straggler_factor,
                 device=device,
-            ),
-            profiler=ProfilerWindow(
-                settings.profile, folder=folder.path if folder else None, rank=rank
             ),
             replicas=ReplicaCheck(wrapper, group=group.control, every=settings.replica_check),
             sync_buffers=wrapper.sync_buffers,

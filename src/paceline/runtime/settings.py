@@ -89,7 +89,6 @@ class Settings:
     backend: str | None = None
     cpu: bool = False
     timeout: float | None = None
-    profile: str | None = None
     max_steps: int | None = None
     save_every_steps: int | None = None
     save_every_seconds: float | None = 300.0

@@ -17,7 +17,6 @@ from paceline.spec.values import (
     Natural,
     Requeue,
     Seconds,
-    StepRange,
     StopSignal,
     Strings,
     Table,
@@ -84,10 +83,6 @@ class Runtime(Table):
             "--replica-check N",
             "Compare replicas between ranks every N steps (default: 100; 0 turns it off).",
         ),
-    ] = None
-    profile: Annotated[
-        StepRange | None,
-        Option("--profile A:B", "Profile steps A to B - 1; the trace goes to the run folder."),
     ] = None
     timeout: Annotated[
         Seconds | None, Option("--timeout TIME", "Timeout of collectives, e.g. 10m.", PROVABLE)

@@ -44,13 +44,6 @@ def _variables(value: object) -> object:
     return {name: str(text) for name, text in value.items()}
 
 
-def _step_range(value: str) -> str:
-    match = re.fullmatch(r"(\d+):(\d+)", value)
-    if match is None or int(match[1]) >= int(match[2]):
-        raise ValueError("steps as first:end, e.g. 10:13")
-    return value
-
-
 def _expand_home(value: str) -> str:
     """Expand `~/` as a shell would: no shell sees these values."""
     return os.path.expanduser(value) if value.startswith("~/") else value
@@ -110,7 +103,6 @@ Host = Annotated[str, _matching(HOST, _HOST_NAME)]
 RunName = Annotated[Line, _matching("[^-].*", "a name that does not begin with a dash")]
 UserPath = Annotated[Line, AfterValidator(_expand_home)]
 UserPaths = Annotated[tuple[UserPath, ...], Field(strict=False)]
-StepRange = Annotated[str, AfterValidator(_step_range)]
 Requeue = bool | Literal["always"]
 StopSignal = Literal["SIGUSR1", "SIGTERM", "SIGINT", "SIGHUP"]  # SIGUSR2 writes stacks
 Command = Annotated[Line, AfterValidator(_no_secret)]

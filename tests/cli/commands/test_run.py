@@ -313,7 +313,6 @@ WRONG = {
         2,
         "Unknown key 'nods' in [job] of bad.toml.",
     ),
-    "a bad range of steps": (["run", "--profile", "3", "train.py"], 2, "Invalid --profile"),
     "a negative number of restarts": (
         ["run", "--max-restarts", "-1", "train.py"],
         2,

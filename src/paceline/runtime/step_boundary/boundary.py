@@ -18,7 +18,6 @@ from paceline.runtime.metrics.progress_bar import ProgressBar
 from paceline.runtime.step_boundary.checkpoint_schedule import CheckpointSchedule
 from paceline.runtime.step_boundary.heartbeat import Heartbeat
 from paceline.runtime.step_boundary.nonfinite import NonFiniteLossCheck
-from paceline.runtime.step_boundary.profiler import ProfilerWindow
 from paceline.runtime.step_boundary.stop_consensus import (
     BATCH,
     MINUS_BAD_STEP,
@@ -83,7 +82,6 @@ class Boundary:
         checkpoint_schedule: CheckpointSchedule,
         progress: ProgressBar,
         stragglers: StragglerDetector,
-        profiler: ProfilerWindow,
         replicas: ReplicaCheck,
         sync_buffers: Callable[[], None],
         phases: StartPhases,
@@ -101,7 +99,6 @@ class Boundary:
         )
         self.progress = progress
         self.stragglers = stragglers
-        self.profiler = profiler
         self.replicas = replicas
         self.stopping = False  # all ranks have agreed to stop
         self.epoch = 0
@@ -183,8 +180,6 @@ class Boundary:
         self.events.write(
             "training", step=step, **({"seconds": self._phases.seconds} if self._phases else {})
         )
-        if self.profiler.is_on:
-            self.profiler.after_step(step)
         self._run_consensus()
         if self.stopping:
             self._stop(step)
@@ -225,8 +220,6 @@ class Boundary:
             if self.stopping:  # the save ran a consensus, in which a rank requested a stop
                 self.save(step, wait=True)
                 self._stop(step)
-        if self.profiler.is_on:
-            self.profiler.after_step(step)
         if self.progress.is_shown and time.perf_counter() >= self.progress.due:
             self.progress.update(self.epoch_step, self.metrics.latest, self.metrics.latest_rates)
 
