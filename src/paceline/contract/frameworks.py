@@ -105,13 +105,6 @@ def _packages(source: str) -> set[str]:
     return {name.split(".")[0] for name in imported_names(source)}
 
 
-def opens_session(source: str) -> bool:
-    """Whether a program seems to train with the runtime; one that only calls `paceline.report`
-    does not.
-    """
-    return imports_runtime(source) and re.search(r"\b(session|start)\b", source) is not None
-
-
 def read_sources(program: str, *, is_module: bool, import_path: Sequence[str]) -> list[str]:
     """Return the text of a program, then those of the modules beside it that it imports, directly
     or not.
@@ -134,12 +127,3 @@ def read_sources(program: str, *, is_module: bool, import_path: Sequence[str]) -
                 files.append(file)
                 texts.append(file.read_text(encoding="utf-8", errors="replace"))
     return texts
-
-
-def find_preset(sources: Sequence[str]) -> Preset | None:
-    """Return the preset of the framework that a program seems to use; a program with the runtime
-    needs none.
-    """
-    if not sources or opens_session(sources[0]):
-        return None
-    return next((each for each in PRESETS if any(map(each.fits, sources))), None)
