@@ -8,23 +8,21 @@ import copy
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from paceline.contract.foreign_records import EventWriter
 from paceline.runtime import randomness
 from paceline.runtime.checkpoint.manager import CheckpointManager, Restored, Saved
 from paceline.runtime.checkpoint.retention import RetentionPolicy
-from paceline.runtime.checkpoint.state_tree import canonical_json, encode, store_inline
+from paceline.runtime.checkpoint.state_tree import canonical_json, collect, is_loader
 from paceline.runtime.settings import Settings, best_metric
 from paceline.runtime.training.checksum import Checksum, is_comparable
 
 MAX_COPY = 1 << 20  # bytes of tensors; larger states are not copied
-
-LAZY = (UninitializedParameter, UninitializedBuffer)
 
 
 class CheckpointSchedule:
@@ -212,25 +210,20 @@ class Snapshot:
     """
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
-        self._objects = dict(objects)
+        self._objects = {name: each for name, each in objects.items() if not is_loader(each)}
         self._rng = randomness.capture()
-        self._small = _small_states(self._objects)
-        self._weights = _checksum(_weights(self._objects, self._small))
-        self._buffers = _checksum(_buffers(self._objects))
+        self._small = self._copy_small_states()
+        self._contents = self._read_contents()
 
     def weights_changed(self) -> bool:
         """Return whether weights, optimizer state or large states differ now."""
-        return self._weights.value() != _checksum(_weights(self._objects, self._small)).value()
+        return self._contents.large.value() != self._read_contents().large.value()
 
     def has_changed(self, *, rank: int) -> bool:
         """Return whether any state but the random generators differs now. Of buffers, only rank
         0's count.
         """
-        if self.weights_changed() or (
-            _as_text(self._small) != _as_text(_small_states(self._objects))
-        ):
-            return True
-        return rank == 0 and self._buffers.value() != _checksum(_buffers(self._objects)).value()
+        return self._contents.values(rank=rank) != self._read_contents().values(rank=rank)
 
     def restore(self) -> None:
         """Return to this state, except for weights and large states."""
@@ -253,63 +246,53 @@ class Snapshot:
         finally:
             now.restore()
 
+    def _copy_small_states(self) -> dict[str, Any]:
+        states: dict[str, Any] = {}
+        for name, stateful in self._objects.items():
+            if isinstance(stateful, torch.optim.Optimizer):
+                states[name] = [
+                    {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
+                    for group in stateful.param_groups
+                ]
+            elif not isinstance(stateful, torch.nn.Module):
+                tensors = collect({name: stateful}).tensors.tensors.values()
+                if sum(tensor.nbytes for tensor in tensors) <= MAX_COPY:
+                    states[name] = copy.deepcopy(stateful.state_dict())
+        return states
 
-def _small_states(objects: Mapping[str, Any]) -> dict[str, Any]:
-    states = {}
-    for name, stateful in objects.items():
-        if isinstance(stateful, torch.optim.Optimizer):
-            states[name] = [_without_parameters(group) for group in stateful.param_groups]
-        elif not isinstance(stateful, torch.nn.Module) and not hasattr(stateful, "micro_batches"):
-            state = stateful.state_dict()
-            if _tensor_bytes(state) <= MAX_COPY:
-                states[name] = copy.deepcopy(state)
-    return states
+    def _read_contents(self) -> Contents:
+        states = collect(self._objects)
+        buffers: list[Any] = []
+        small: list[Any] = []
+        large: list[Any] = []
+        for name, tensor in [*states.tensors.tensors.items(), *states.tensors.sharded.items()]:
+            owner, _, path = name.partition("/")
+            is_optimizer = isinstance(self._objects[owner], torch.optim.Optimizer)
+            if name in states.tensors.rank_zero:
+                buffers.append(tensor)
+            elif owner in self._small and not (is_optimizer and path.startswith("state/")):
+                small.append(tensor)
+            else:
+                large.append(tensor)
+        plain = canonical_json([states.replicated, states.per_rank])
+        return Contents(_checksum(large), _checksum(small), _checksum(buffers), plain)
 
 
-def _weights(objects: Mapping[str, Any], small: Mapping[str, Any]) -> list[torch.Tensor]:
-    found: list[Any] = []
-    for name, stateful in objects.items():
-        if isinstance(stateful, torch.nn.Module):
-            # Not the parameters themselves: after a forward, FSDP may hold them unsharded.
-            state = stateful.state_dict()
-            found += [state.get(key) for key, _ in stateful.named_parameters()]
-        elif isinstance(stateful, torch.optim.Optimizer):
-            found += _tensors(stateful.state)
-        elif name not in small and not hasattr(stateful, "micro_batches"):
-            found += _tensors(stateful.state_dict())
-    return [each for each in found if isinstance(each, torch.Tensor)]
+@dataclass(frozen=True)
+class Contents:
+    """What shows whether any state has changed."""
 
+    large: Checksum  # of weights, optimizer state and large states
+    small: Checksum  # of copied states
+    buffers: Checksum
+    plain: str  # values that are no tensors
 
-def _buffers(objects: Mapping[str, Any]) -> list[torch.Tensor]:
-    modules = [each for each in objects.values() if isinstance(each, torch.nn.Module)]
-    return [buffer for module in modules for buffer in module.buffers()]
+    def values(self, *, rank: int) -> tuple[Any, ...]:
+        buffers = self.buffers.value() if rank == 0 else 0
+        return self.large.value(), self.small.value(), buffers, self.plain
 
 
 def _checksum(tensors: list[Any]) -> Checksum:
     """Return the checksum of this rank's parts of the tensors."""
-    known = [each for each in tensors if not isinstance(each, LAZY)]
-    local = [each.to_local() if hasattr(each, "to_local") else each for each in known]
+    local = [each.to_local() if hasattr(each, "to_local") else each for each in tensors]
     return Checksum(each for each in local if is_comparable(each))
-
-
-def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
-    return copy.deepcopy({key: value for key, value in group.items() if key != "params"})
-
-
-def _tensors(state: Any) -> list[torch.Tensor]:
-    if isinstance(state, torch.Tensor):
-        return [state]
-    if isinstance(state, dict):
-        state = state.values()
-    elif not isinstance(state, (list, tuple)):
-        return []
-    return [tensor for each in state for tensor in _tensors(each)]
-
-
-def _tensor_bytes(state: Any) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(state))
-
-
-def _as_text(state: Any) -> str:
-    """Return a state as text that equal states have in common."""
-    return canonical_json(encode(state, "state", store_inline))
