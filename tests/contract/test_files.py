@@ -57,18 +57,6 @@ def test_a_pipe_gets_what_is_written(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["pipe"]
 
 
-def test_a_device_stays_a_device(tmp_path: Path) -> None:
-    device = tmp_path / "null"
-    try:
-        os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
-        open(device, "wb").close()
-    except OSError:
-        pytest.skip("no devices can be made here")
-    write_output(device, "new")
-    assert stat.S_ISCHR(device.lstat().st_mode)
-    assert os.listdir(tmp_path) == ["null"]
-
-
 @pytest.mark.parametrize("to_file", [True, False])
 def test_standard_output_is_a_place_to_write_to(tmp_path: Path, to_file: bool) -> None:
     code = (

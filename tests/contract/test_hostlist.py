@@ -31,9 +31,8 @@ def test_expand(text: str, hosts: list[str]) -> None:
 def test_invalid_host_lists_are_rejected(text: str) -> None:
     with pytest.raises(UsageError, match="Invalid host list") as caught:
         expand(text)
-    assert (
-        caught.value.message
-        == f"Invalid host list {text!r}: use names and ranges such as gpu[01-04,7],big1."
+    assert caught.value.message == (
+        f"Invalid host list {text!r}: use names and ranges such as gpu[01-04,7],big1, at most 65,536 hosts."
     )
 
 
@@ -49,7 +48,7 @@ def test_invalid_host_lists_are_rejected(text: str) -> None:
 def test_a_list_of_too_many_hosts_takes_little_memory(text: str) -> None:
     tracemalloc.start()
     try:
-        with pytest.raises(UsageError, match="has more than 65,536 hosts"):
+        with pytest.raises(UsageError, match="Invalid host list"):
             expand(text)
         _, peak = tracemalloc.get_traced_memory()
     finally:

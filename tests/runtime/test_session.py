@@ -426,9 +426,7 @@ def test_params_and_settings_come_from_the_launch_spec(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = folder_with(
-        tmp_path,
-        params={"lr": 0.1, "net": {"width": 8}},
-        runtime={"max_steps": 3, "seed": None},
+        tmp_path, params={"lr": 0.1, "net": {"width": 8}}, runtime={"max_steps": 3, "seed": None}
     )
     with monkeypatch.context() as patch:
         patch.setenv(env.RUN, folder)

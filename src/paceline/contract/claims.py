@@ -116,12 +116,6 @@ def claim(run: RunFolder, name: str, require_over: Callable[[Holder | None], Non
                 ) from None
 
 
-def claim_number(run: RunFolder, job_start: str) -> int:
-    """Return which job start of the run this is, from 1; 0 if it never had the run folder."""
-    names = _claims(run)
-    return names.index(job_start) + 1 if job_start in names else 0
-
-
 def find_successor(run: RunFolder, job_start: str) -> str:
     """Return the name of the job start that has taken the run folder over from this one; "" if
     none has, or if the claims can't be read now. A job start without a claim was started by hand.

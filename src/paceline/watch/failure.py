@@ -31,7 +31,6 @@ FAILURE_FIELDS: Fields = {
 }
 AGENT_CAUSES = ("killed", "lost")  # of a node, not of a rank
 NODE_DIED = "the node died: Slurm has marked it as failed"
-MAX_LOST = 1024  # nodes in one message of srun
 LOG_TAIL = 65536  # bytes of the batch log
 MAX_MESSAGE_LINES = 4
 MAX_LINE = 300  # characters
@@ -65,7 +64,7 @@ def _slurm_lost(run: RunFolder, host: str) -> bool:
         died = re.search(r"^slurmstepd\S*: error: .* DUE TO NODE FAILURE", end, re.MULTILINE)
         return bool(lost) and died is not None
     with suppress(UsageError):  # the log may be anybody's
-        return any(host in launcher_variables.expand(nodes, limit=MAX_LOST) for nodes in named)
+        return any(host in launcher_variables.expand(nodes) for nodes in named)
     return False
 
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.cli.commands.export import plain_names
 from paceline.contract.checkpoint import (
     CHECKPOINT_MARKER,
     Marker,
@@ -21,6 +20,7 @@ from paceline.contract.checkpoint import (
     checkpoint_name,
     find_best,
     list_checkpoints,
+    plain_names,
 )
 from paceline.runtime.checkpoint.manager import CheckpointManager
 from paceline.runtime.checkpoint.retention import RetentionPolicy

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
-import resource
 import subprocess
 import time
 from collections.abc import Iterator
@@ -21,7 +19,7 @@ from paceline.contract.process import process_start
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError, TakenOver
 from paceline.runtime.checkpoint import folder_owner
-from paceline.runtime.checkpoint.folder_owner import FILE, FolderOwner, check_claim
+from paceline.runtime.checkpoint.folder_owner import FILE, FolderOwner
 from paceline.runtime.checkpoint.manager import CheckpointManager
 from tests.forked_ranks import Ranks
 from tests.runtime.training.test_wrap import quiet
@@ -155,26 +153,6 @@ def test_a_folder_that_was_full_for_a_moment_is_not_taken_over(
     checkpoints.save(1, wait=True)
     checkpoints.close()
     assert list_checkpoints(tmp_path) == [tmp_path / "step-00000001"]
-
-
-@contextlib.contextmanager
-def no_free_descriptor() -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_a_moment_without_descriptors_is_no_other_job_start(run: RunFolder) -> None:
-    with no_free_descriptor():
-        with pytest.raises(OSError, match="Too many open files"):
-            os.listdir(run.claims)
-        check_claim()
-    os.symlink("7-1", run.claims / "2")
-    with pytest.raises(TakenOver, match="job start 7-1 has taken over"):
-        check_claim()
 
 
 def resume(folder: Path) -> str:

@@ -96,7 +96,7 @@ class CheckpointManager:
         self.rank, self.world_size, self.tensor, self.group = rank, world_size, tensor, group
         self.attempt, self.seed, self.timeout = attempt, seed, timeout
         self.policy = policy or RetentionPolicy()
-        self.warn = warn
+        self.warn = warn if rank == 0 else _ignore
         self._objects: dict[str, Any] = {}
         self._per_rank: frozenset[str] = frozenset()  # declared, or found to differ between ranks
         self._in_sync: frozenset[str] = frozenset()
@@ -153,7 +153,7 @@ class CheckpointManager:
         if not differing:
             return states
         self._per_rank |= differing
-        for name in sorted(differing) if self.rank == 0 else ():
+        for name in sorted(differing):
             wrap = (
                 " (if it should be the same, wrap it with run.wrap)"
                 if states.kinds[name] == "module"
@@ -345,8 +345,7 @@ class CheckpointManager:
         )
         if task.taken_over is not None:
             raise task.taken_over
-        if self.rank == 0:
-            self._warn_of_failure(task)
+        self._warn_of_failure(task)
 
     def _is_any_saving(self) -> bool:
         saving = torch.tensor(int(self.is_saving))
@@ -405,16 +404,12 @@ class CheckpointManager:
             return None
         if weights_only:
             place = load_weights(
-                start_from, self._objects, strict=strict, ranks=ranks, warn=self._warn_once
+                start_from, self._objects, strict=strict, ranks=ranks, warn=self.warn
             )
             return Restored(0, 0, {}, place, self.world_size, own=False, weights_only=True)
         return self._load(
             find_start(Path(start_from), ranks, warn=self.warn), own=False, strict=strict
         )
-
-    def _warn_once(self, text: str) -> None:
-        if self.rank == 0:
-            self.warn(text)
 
     def _take_folder(self, ranks: RankGroup) -> None:
         """Take the folder for this run; all ranks raise an error if another live run has it."""
@@ -437,7 +432,7 @@ class CheckpointManager:
                 world_size=self.world_size,
                 tensor=self.tensor,
                 seed=self.seed,
-                warn=self._warn_once,
+                warn=self.warn,
                 strict=strict,
                 own=own,
             )
@@ -451,8 +446,9 @@ class CheckpointManager:
         """Wait for the running save, or abandon it, and release the memory. Return the saves that
         have ended.
         """
-        if wait or not self.is_saving:
+        if wait:
             self._finish_save()
+        ended = self.poll()
         if self._owner is not None and not self.is_saving:
             self._owner.release()
             self._owner = None
@@ -461,5 +457,8 @@ class CheckpointManager:
         if wait:
             self._release_image()
         self._task = self._thread = None
-        finished, self._finished = self._finished, []
-        return finished
+        return ended
+
+
+def _ignore(text: str) -> None:
+    """Say nothing: rank 0 does."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -51,15 +50,9 @@ class CheckpointReader:
                 self._open_share(self.folder / name)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for file in self._files:
             file.close()
-        self._files.clear()
 
     def _open_share(self, path: Path) -> None:
         file = open_share(path)
@@ -253,6 +246,6 @@ def verify(folder: Path, ranks: RankGroup, *, warn: Callable[[str], None]) -> st
     except CheckpointError as error:
         problem = error.message.rstrip(".")
     problems = [problem for problem in ranks.all_gather(problem) if problem]
-    if problems and ranks.rank == 0:
+    if problems:
         warn(f"skipping checkpoint {folder.name}: {problems[0]}")
     return problems[0] if problems else None

@@ -230,16 +230,13 @@ def _commit(task: SaveTask, reports: dict[int, dict[str, Any]]) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    try:
+    # Windows can't open folders, and some network file systems reject this and don't need it.
+    with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return  # Windows can't open folders
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass  # some network file systems reject it for folders, and don't need it
-    finally:
-        os.close(descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _abandon(task: SaveTask) -> None:

@@ -25,8 +25,7 @@ WINDOW = 7  # measurements whose median counts, so that one hiccup does not make
 MIN_MEASUREMENTS = 3
 MIN_SHARE = 0.1  # of the step time that a rank must cost the others before it is reported
 MIN_SECONDS = 0.005  # that it must cost them, too: in shorter steps, differences are noise
-MIN_REPEATS = 3  # consensus rounds in a row
-MIN_DURATION = 10.0  # seconds of these rounds: short runs have no stragglers
+MIN_DURATION = 10.0  # seconds, at least: short runs have no stragglers
 PAIR_FACTOR = 2.0  # at least, if there are only two ranks: neither of them is "the others"
 REPEAT_AFTER = 300.0  # seconds before the same rank is reported again
 
@@ -52,7 +51,6 @@ class StragglerDetector:
         self._measured: deque[float] = deque(maxlen=WINDOW)
         self._start: Any = None
         self._pending: tuple[Any, Any] | None = None  # CUDA events that have not completed
-        self._slow_rounds: dict[int, int] = {}
         self._slow_since: dict[int, float] = {}
         self._reported: dict[int, float] = {}
 
@@ -104,13 +102,11 @@ class StragglerDetector:
         min_seconds = max(MIN_SECONDS, MIN_SHARE * seconds_per_step)
         slow = find_stragglers(seconds, factor=self._factor, min_seconds=min_seconds)
         now = time.monotonic()
-        self._slow_rounds = {rank: self._slow_rounds.get(rank, 0) + 1 for rank in slow}
         self._slow_since = {rank: self._slow_since.get(rank, now) for rank in slow}
         due = {
             rank: ratio
             for rank, ratio in slow.items()
-            if self._slow_rounds[rank] >= MIN_REPEATS
-            and now - self._slow_since[rank] >= MIN_DURATION
+            if now - self._slow_since[rank] >= MIN_DURATION
             and now - self._reported.get(rank, -math.inf) >= REPEAT_AFTER
         }
         if not due:
