@@ -263,40 +263,24 @@ def find_best(folders: Iterable[Path]) -> tuple[int, Score] | None:
     return choose_best(markers, newest.metric, newest.mode) if newest is not None else None
 
 
-INDEX = ".index.json"  # after the name of a file of weights: which of several has which tensor
-
-
 def find_weight_files(path: Path) -> list[Path]:
-    """Return the files of weights in such a folder, or that an index names; empty for anything
-    else.
+    """Return the files of weights of one model in a folder, as those of Hugging Face have them;
+    empty for anything else.
 
-    A folder of checkpoints is none, whatever else it has. Raises CheckpointError for an index that
-    cannot be read.
+    A folder of checkpoints is none, whatever else it has. Raises CheckpointError if some of the
+    files are missing.
     """
-    if path.name.endswith(INDEX):
-        return _indexed(path)
-    if not path.is_dir() or find_checkpoints(path):
+    if find_checkpoints(path):
         return []
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (path / name).is_file():
-            return [path / name]
-        if (path / f"{name}{INDEX}").is_file():
-            return _indexed(path / f"{name}{INDEX}")
+    for name, ending in (("model", ".safetensors"), ("pytorch_model", ".bin")):
+        if (path / f"{name}{ending}").is_file():
+            return [path / f"{name}{ending}"]
+        if files := sorted(path.glob(f"{name}-*-of-*{ending}")):
+            total = files[-1].stem.rpartition("-")[2]
+            if total.isdigit() and len(files) != int(total):
+                raise CheckpointError(
+                    f"{path} has only {len(files)} of {int(total)} files of weights.",
+                    hint="Check that the download is complete.",
+                )
+            return files
     return []
-
-
-def _indexed(index: Path) -> list[Path]:
-    try:
-        names = {*read_object(index)["weight_map"].values()}
-        paths = sorted(index.parent / name for name in names)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(
-            f"{index} cannot be read: {error}.", hint="Download or save the model again."
-        ) from None
-    for path in paths:
-        if not path.is_file():
-            raise CheckpointError(
-                f"{index.parent} has no {path.name}, which its index lists.",
-                hint="Check that the download is complete.",
-            )
-    return paths

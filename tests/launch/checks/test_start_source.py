@@ -64,15 +64,13 @@ def test_runs_and_files_are_found_and_checked(tmp_path: Path) -> None:
     assert resolve(tmp_path, "teacher", **{"continue": True})["start_continue"] is True
     gpt = tmp_path / "gpt"
     gpt.mkdir()
-    torch.save({}, gpt / "a.bin")
-    (gpt / "pytorch_model.bin.index.json").write_text('{"weight_map": {"x": "a.bin"}}')
-    for name in ("gpt", "gpt/pytorch_model.bin.index.json"):
-        assert resolve(tmp_path, name)["start_from"] == str(tmp_path / name)
+    torch.save({}, gpt / "pytorch_model-00001-of-00002.bin")
+    with pytest.raises(UsageError, match="only 1 of 2 files"):
+        resolve(tmp_path, "gpt")
+    torch.save({}, gpt / "pytorch_model-00002-of-00002.bin")
+    assert resolve(tmp_path, "gpt")["start_from"] == str(gpt)
     with pytest.raises(UsageError, match="only weights"):
         resolve(tmp_path, "gpt", **{"continue": True})
-    (gpt / "pytorch_model.bin.index.json").write_text("{}")
-    with pytest.raises(UsageError, match="cannot be read"):
-        resolve(tmp_path, "gpt")
     problems = {
         "last": "it has no complete checkpoint",
         "nobody": "There is no run 'nobody'",
