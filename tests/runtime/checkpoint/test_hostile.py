@@ -72,13 +72,7 @@ def load_all(folders: list[Path]) -> list[list[Any]]:
             except CheckpointError as error:
                 outcome.append(str(error))
             manager.close()
-        arguments = [
-            str(folder / "step-00000002"),
-            "model",
-            str(folder / "out"),
-            '{"0.weight": "0.weight"}',
-            "out",
-        ]
+        arguments = [str(folder / "step-00000002"), "model", str(folder / "out")]
         outcomes.append([*outcome, export.main(arguments)])
     dist.destroy_process_group()
     return outcomes

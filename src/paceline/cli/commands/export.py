@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import sys
 from contextlib import suppress
@@ -15,13 +14,11 @@ import typer
 import paceline
 from paceline.cli import console, runs, typer_options
 from paceline.contract.checkpoint import (
-    OBJECTS_FILE,
     Marker,
     checkpoint_step,
     find_best,
     find_checkpoints,
     find_damage,
-    plain_names,
     read_marker,
 )
 from paceline.contract.run_folder import RunFolder
@@ -75,9 +72,7 @@ def command(
     if found is not None and step is None and found[0] != marker.step:
         console.say_note(f"the best by {found[1].metric} is step {found[0]}: --best")
     name = choose_object(marker, object_name)
-    names = plain_names(tensor_keys(folder, name))
-    words = [str(folder), name, str(output), json.dumps(names), str(output)]
-    _export_with_torch(source, words)
+    _export_with_torch(source, [str(folder), name, str(output)])
 
 
 def _find_intact(source: Path, step: int | None) -> tuple[Path, Marker]:
@@ -141,16 +136,3 @@ def choose_object(marker: Marker, name: str | None) -> str:
         f"The checkpoint has {len(modules)} modules: {', '.join(modules) or 'none'}.",
         hint="Choose one with --object NAME.",
     )
-
-
-def tensor_keys(folder: Path, name: str) -> list[str]:
-    """Return an object's state keys that are tensors."""
-    try:
-        tree = json.loads((folder / OBJECTS_FILE).read_bytes())[name]
-        return [
-            key
-            for key, value in tree.items()
-            if isinstance(value, dict) and ("$tensor" in value or "$sharded" in value)
-        ]
-    except (OSError, ValueError, LookupError, AttributeError) as error:
-        raise CheckpointError(f"{OBJECTS_FILE} of {folder.name} can't be read: {error}.") from None

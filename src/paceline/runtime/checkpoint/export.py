@@ -1,32 +1,37 @@
 """Export weights: `paceline export` continues here, in a Python that has torch.
 
-    python -m paceline.runtime.checkpoint.export FOLDER OBJECT OUTPUT NAMES SHOWN
-
-NAMES is a JSON object: state key -> name in the output file. SHOWN is what to call the output.
+python -m paceline.runtime.checkpoint.export FOLDER OBJECT OUTPUT
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import sys
 from pathlib import Path
 
 import torch
 
-from paceline.contract.checkpoint import read_marker
+from paceline.contract.checkpoint import plain_names, read_marker
 from paceline.contract.files import open_output, show_size
-from paceline.errors import PacelineError
+from paceline.errors import CheckpointError, PacelineError
 from paceline.runtime.checkpoint.reader import CheckpointReader
 from paceline.runtime.checkpoint.safetensors import DTYPE_NAMES, Piece, make_header
 
 
-def gather(folder: Path, name: str, names: dict[str, str]) -> dict[str, torch.Tensor]:
+def gather(folder: Path, name: str) -> dict[str, torch.Tensor]:
     """Return an object's full tensors under their plain names."""
     with CheckpointReader(folder) as reader:
-        tree = reader.objects()[name]
-        wanted = {names[key]: value for key, value in tree.items() if key in names}
+        try:
+            tree = reader.objects()[name]
+            keys = [
+                key
+                for key, value in tree.items()
+                if isinstance(value, dict) and value.keys() & {"$tensor", "$sharded"}
+            ]
+        except (LookupError, AttributeError) as error:
+            raise CheckpointError(f"{folder.name} has no state of {name!r}: {error}.") from None
+        wanted = {plain: tree[key] for key, plain in plain_names(keys).items()}
         tensors: dict[str, torch.Tensor] = reader.read(wanted, lambda _: None)
         return tensors
 
@@ -53,17 +58,17 @@ def write_tensors(output: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    folder, name, output, names, shown = argv
+    folder, name, output = argv
     try:
         step = read_marker(Path(folder)).step
-        tensors = gather(Path(folder), name, json.loads(names))
+        tensors = gather(Path(folder), name)
     except PacelineError as error:
         print(f"paceline: error: {error}", file=sys.stderr)
         return error.exit_code
     replaced = ", replaced" if os.path.exists(output) else ""
     write_tensors(Path(output), tensors)
     text = f"{len(tensors)} tensors, {show_size(os.stat(output).st_size)}, step {step}{replaced}"
-    print(f"paceline: {shown}: {text}", file=sys.stderr)
+    print(f"paceline: {output}: {text}", file=sys.stderr)
     return 0
 
 

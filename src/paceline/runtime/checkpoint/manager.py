@@ -393,8 +393,7 @@ class CheckpointManager:
         ranks = RankGroup(self.rank, self.world_size, self.group)
         self._take_folder(ranks)
         if self.rank == 0:
-            retention.adopt_complete(self.folder)
-            retention.remove_leftovers(self.folder, attempt=self.attempt)
+            retention.clean_up(self.folder, attempt=self.attempt)
         newest, damaged = find_newest(self.folder, ranks, warn=self.warn)
         self._damaged += damaged
         if newest is not None:

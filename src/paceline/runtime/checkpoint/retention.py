@@ -117,36 +117,25 @@ def set_aside(path: Path, *, attempt: int) -> Path | None:
     return renamed
 
 
-def adopt_complete(folder: Path) -> None:
-    """Rename complete checkpoints into place whose run ended between removing the old one of the
-    step and that.
-    """
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return
-    for name in names:
-        match = re.fullmatch(r"(step-\d+)\.tmp-\d+-\d+", name)
-        if match and match[1] not in names and is_complete(folder / name):
-            with contextlib.suppress(OSError):
-                os.rename(folder / name, folder / match[1])
-
-
-def remove_leftovers(folder: Path, *, attempt: int, before: int | None = None) -> None:
+def clean_up(folder: Path, *, attempt: int, before: int | None = None) -> None:
     """Remove partial folders that earlier attempts and failed saves left behind.
 
     `before` spares saves of this attempt from that number on: another rank may already have started
-    the next one.
+    the next one. Without it, a complete folder is renamed into place whose run ended between
+    removing the old one of the step and that.
     """
     try:
         names = os.listdir(folder)
     except OSError:
         return
     for name in names:
-        match = re.fullmatch(r"step-\d+\.(tmp|removed)-(\d+)(?:-(\d+))?", name)
+        match = re.fullmatch(r"(step-\d+)\.(tmp|removed)-(\d+)(?:-(\d+))?", name)
         if match is None:
             continue
-        is_current = int(match[2]) == attempt and match[1] == "tmp"
-        if is_current and before is not None and int(match[3] or 0) >= before:
-            continue
-        shutil.rmtree(folder / name, ignore_errors=True)
+        step, kind, by, number = match.groups()
+        is_current = kind == "tmp" and int(by) == attempt
+        if before is None and kind == "tmp" and step not in names and is_complete(folder / name):
+            with contextlib.suppress(OSError):
+                os.rename(folder / name, folder / step)
+        elif not is_current or before is None or int(number or 0) < before:
+            shutil.rmtree(folder / name, ignore_errors=True)

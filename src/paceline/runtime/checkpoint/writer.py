@@ -101,7 +101,7 @@ def _wait_for_copies(task: SaveTask) -> None:
 
 def _write_files(task: SaveTask) -> dict[str, FileChecksum]:
     if task.rank == 0:
-        retention.remove_leftovers(task.folder, attempt=task.attempt, before=task.number)
+        retention.clean_up(task.folder, attempt=task.attempt, before=task.number)
     files: dict[str, FileChecksum] = {}
     task.partial.mkdir(parents=True, exist_ok=True)
     if task.image.pieces or task.rank == 0:
