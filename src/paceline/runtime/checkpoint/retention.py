@@ -42,16 +42,6 @@ class RetentionPolicy:
     best_mode: str = "min"
 
 
-def steps_to_keep(markers: list[Marker], policy: RetentionPolicy) -> set[int]:
-    """Return the steps to keep of these complete checkpoints."""
-    steps = sorted((marker.step for marker in markers), reverse=True)
-    keep = set(steps[: policy.keep_last])
-    if policy.keep_every:
-        keep |= {step for step in steps if step % policy.keep_every == 0}
-    best = choose_best(markers, policy.best, policy.best_mode) if policy.best else None
-    return keep if best is None else keep | {best[0]}
-
-
 def attach(checkpoint: Path, score: dict[str, Any]) -> None:
     """Write a score into a committed checkpoint, if there is one that can be written."""
     with contextlib.suppress(CheckpointError, OSError):
@@ -87,10 +77,13 @@ def prune(folder: Path, policy: RetentionPolicy, *, damaged: Iterable[Path], att
     """
     damaged = set(damaged)
     markers = _read_markers(folder, damaged)
-    keep = steps_to_keep(markers, policy)
-    for marker in markers:
-        if marker.step not in keep:
-            remove(folder / checkpoint_name(marker.step), attempt=attempt)
+    best = choose_best(markers, policy.best, policy.best_mode) if policy.best else None
+    steps = sorted((marker.step for marker in markers), reverse=True)
+    for number, step in enumerate(steps):
+        is_regular = policy.keep_every is not None and step % policy.keep_every == 0
+        is_best = best is not None and step == best[0]
+        if number >= policy.keep_last and not is_regular and not is_best:
+            damaged.add(folder / checkpoint_name(step))
     for path in damaged:
         remove(path, attempt=attempt)
 

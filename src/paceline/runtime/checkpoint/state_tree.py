@@ -162,24 +162,15 @@ class ObjectStates:
         """Return the plain values and the tensors of an object that should be the same on all
         ranks.
 
-        Of a module, these are its parameters and its extra state: buffers, such as the statistics
-        of BatchNorm, may differ, and rank 0's count. Sharded tensors differ by design.
+        Of a module, these are its parameters: buffers, such as the statistics of BatchNorm, may
+        differ, and rank 0's count. Sharded tensors differ by design.
         """
-        tree = self.per_rank[name] if name in self.per_rank else self.replicated[name]
-        tensors, prefix = self.tensors.tensors, f"{name}/"
-        if isinstance(thing, torch.nn.Module):
-            states = tree.items() if isinstance(tree, dict) else ()
-            extra = {key: value for key, value in states if key.endswith("_extra_state")}
-            keys = [f"{prefix}{key}" for key, _ in thing.named_parameters()]
-            keys += [
-                reference["$tensor"]
-                for reference in tensor_references(extra)
-                if "$tensor" in reference
-            ]
-            return extra, [tensors[key] for key in keys if key in tensors]
-        if any(key.startswith(prefix) for key in self.tensors.sharded):
-            return None, []
-        return tree, [tensors[key] for key in sorted(tensors) if key.startswith(prefix)]
+        names = [each for each in self.tensors.tensors if each.startswith(f"{name}/")]
+        tensors = [self.tensors.tensors[each] for each in sorted({*names} - self.tensors.rank_zero)]
+        is_sharded = any(each.startswith(f"{name}/") for each in self.tensors.sharded)
+        if is_sharded or isinstance(thing, torch.nn.Module):
+            return None, tensors
+        return self.per_rank.get(name, self.replicated.get(name)), tensors
 
 
 def collect(
