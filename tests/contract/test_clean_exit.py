@@ -30,13 +30,6 @@ if __name__ == "__main__":
     from paceline.contract import clean_exit
     assert "torch" not in sys.modules
     clean_exit.protect_ranks()
-    if method == "wrapped finders":  # as import profilers do
-        class Wrapped:
-            def __init__(self, finder):
-                self.finder = finder
-            def find_spec(self, *args):
-                return self.finder.find_spec(*args)
-        sys.meta_path[:] = [Wrapped(each) for each in sys.meta_path]
     import torch, torch.multiprocessing as mp
     assert all(is_protected())
     assert type(torch.distributed.__loader__).__name__ == "SourceFileLoader"
@@ -44,8 +37,6 @@ if __name__ == "__main__":
         mp.spawn(write, (folder, "a"), nprocs=2)
     elif method == "nested":
         mp.spawn(write, (folder, method), nprocs=1, daemon=False)
-    elif method == "wrapped finders":
-        write(0, folder, method)
     else:
         context = mp.start_processes(write, (folder, "a"), 2, False, start_method=method)
         while not context.join():
@@ -76,12 +67,6 @@ def test_processes_of_such_processes_are_protected(tmp_path: Path) -> None:
     ended = run(tmp_path, "nested")
     assert ended.returncode == 0, ended.stderr
     assert json.loads((tmp_path / "0.json").read_text()) == ["inner", True, True, True]
-
-
-def test_a_script_may_wrap_all_finders(tmp_path: Path) -> None:
-    ended = run(tmp_path, "wrapped finders")
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads((tmp_path / "0.json").read_text()) == ["wrapped finders", True, True, True]
 
 
 def test_two_threads_may_import_the_package_at_once(tmp_path: Path) -> None:

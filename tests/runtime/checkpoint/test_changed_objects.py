@@ -164,19 +164,6 @@ def test_without_strict_what_fits_is_loaded(tmp_path: Path) -> None:
     assert sgd.param_groups[0]["lr"] == 0.5
 
 
-def test_an_optimizer_that_got_a_group_during_training(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
-    grown = torch.optim.SGD(model[0].parameters(), lr=0.5)
-    grown.add_param_group({"params": model[1].parameters(), "lr": 0.1})
-    save(tmp_path, opt=grown)
-    opt = torch.optim.SGD(model[0].parameters(), lr=1.0)
-    with pytest.raises(CheckpointError, match="different number of parameter groups"):
-        load(tmp_path, opt=opt)
-    opt.add_param_group({"params": model[1].parameters()})
-    assert load(tmp_path, opt=opt) == []
-    assert [group["lr"] for group in opt.param_groups] == [0.5, 0.1]
-
-
 def test_a_new_object_starts_as_it_is_and_a_renamed_one_is_an_error(tmp_path: Path) -> None:
     save(tmp_path, model=nn.Linear(1, 1), history=Holder(a=1))
     (warning,) = load(tmp_path, model=nn.Linear(1, 1), history=Holder(), ema=nn.Linear(1, 1))

@@ -198,20 +198,6 @@ def test_a_full_disk_costs_the_save_and_nothing_else(
         assert result[-1] == []
 
 
-def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
-    """Root can write everywhere, so a file blocks the folder."""
-    (tmp_path / "file").write_text("in the way")
-    trainer = Trainer(tmp_path / "file" / "checkpoints")
-    assert trainer.checkpoints.restore() is None
-    trainer.step(1)
-    trainer.checkpoints.save(1, wait=True)
-    assert [saved.complete for saved in trainer.checkpoints.poll()] == [False]
-    assert "Not a directory" in trainer.warnings[0]
-    assert "there is no complete checkpoint yet" in trainer.warnings[0]
-    trainer.step(2)
-    trainer.close()
-
-
 # -- ranks that die or lag -----------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
@@ -18,7 +17,6 @@ from paceline.contract.claims import describe_processes
 from paceline.contract.process import process_start
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError, TakenOver
-from paceline.runtime.checkpoint import folder_owner
 from paceline.runtime.checkpoint.folder_owner import FILE, FolderOwner
 from paceline.runtime.checkpoint.manager import CheckpointManager
 from tests.forked_ranks import Ranks
@@ -134,25 +132,6 @@ def test_two_processes_of_one_attempt_never_share_its_folder(
     hold(run.checkpoints, other.pid, **{**this_run, "PACELINE_RUN": "/another"})
     with pytest.raises(CheckpointError, match="Another run is using"):
         take(run.checkpoints)
-
-
-def test_a_folder_that_was_full_for_a_moment_is_not_taken_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The file still names the process that was killed before."""
-
-    def write(*args: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    hold(tmp_path, 1, host="elsewhere", namespace="another")
-    checkpoints = CheckpointManager(tmp_path)
-    checkpoints.register(model=nn.Linear(1, 1))
-    with monkeypatch.context() as full:
-        full.setattr(folder_owner, "write_atomically", write)
-        checkpoints.restore()
-    checkpoints.save(1, wait=True)
-    checkpoints.close()
-    assert list_checkpoints(tmp_path) == [tmp_path / "step-00000001"]
 
 
 def resume(folder: Path) -> str:

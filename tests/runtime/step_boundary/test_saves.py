@@ -125,28 +125,6 @@ def test_a_save_on_one_rank_alone_names_the_others(ranks: Ranks, tmp_path: Path)
     ]
 
 
-def test_a_relative_folder_is_fixed_at_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path)
-    for settings in (
-        {"folder": "one"},
-        {"folder": "two", "start_from": "one", "start_continue": True},
-    ):
-        train = Trainable()
-        with quiet(**settings, save_every_steps=1) as run:
-            monkeypatch.chdir(tmp_path / "elsewhere")
-            run.resume(model=train.model)
-            for _ in run.steps(range(run.step + 2)):
-                train.step()
-                run.log(x=1)
-        monkeypatch.chdir(tmp_path)
-    assert (saved(tmp_path / "one"), saved(tmp_path / "two")) == ([1, 2], [3, 4])
-    assert (tmp_path / "two/metrics.jsonl").exists()
-    assert not list((tmp_path / "elsewhere").iterdir())
-
-
 # -- after the loop of an epoch --------------------------------------------------------------------------
 
 

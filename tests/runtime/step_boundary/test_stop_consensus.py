@@ -211,13 +211,6 @@ def test_checkpoints_are_saved_every_n_steps_or_seconds(ranks: Ranks, tmp_path: 
     assert all("blocked" in event for event in events if event["event"] == "saving")
 
 
-def test_a_save_that_ends_with_the_session_is_reported(tmp_path: Path) -> None:
-    saving_often(str(tmp_path), {"save_every_steps": 20, "save_every_seconds": None})
-    lines = (tmp_path / "events" / "rank-0.jsonl").read_text().splitlines()
-    events = [json.loads(line) for line in lines]
-    assert [event["step"] for event in events if event["event"] == "saved"] == [20]
-
-
 def saving_after_the_loop(
     folder: str, *, until: int, epochs: int = 4, plain: bool = False
 ) -> tuple[int, float]:
