@@ -87,11 +87,6 @@ class CheckpointManager:
         warn: Callable[[str], None] = log.warning,
         timeout: float = SAVE_TIMEOUT,
     ) -> None:
-        if world_size > 1 and group is None:
-            raise UsageError(
-                f"Checkpoints of {world_size} ranks need a process group.",
-                hint="Pass a gloo group.",
-            )
         self.folder = Path(folder)
         self.rank, self.world_size, self.tensor, self.group = rank, world_size, tensor, group
         self.attempt, self.seed, self.timeout = attempt, seed, timeout

@@ -48,23 +48,12 @@ def load(reader: CheckpointReader, objects: Mapping[str, Any], options: Options)
     objects = _choose_objects(reader, objects, options)
     trees = reader.objects()
     states = _read_rank_states(reader, rank=rank, world_size=world_size, tensor=tensor)
-    rescaled = world_size != reader.marker.world_size
     # The saved rank that worked on the samples that this one continues with.
     data_rank = rank if tensor == reader.marker.tensor else rank // tensor * reader.marker.tensor
-    for name, thing in objects.items() if rescaled else ():
-        if kinds[name] == "rank":
-            declared = name in options.per_rank
-            problem = _check_resumable(
-                name, thing, states, world_size=world_size, declared=declared
-            )
-            if problem:
-                options.warn(problem)
     for name, thing in objects.items():
         with _forgive(name, thing, options):
             if kinds[name] == "rank":
-                _load_rank_state(
-                    name, thing, states, reader, rank=rank, data_rank=data_rank, rescaled=rescaled
-                )
+                _load_rank_state(name, thing, states, reader, data_rank=data_rank, options=options)
             else:
                 metadata = trees.get(METADATA_KEY, {}).get(name, {})
                 _load_object(name, thing, trees[name], reader, metadata=metadata, options=options)
@@ -140,58 +129,14 @@ def _read_rank_states(
     return {number: reader.rank_state(number) for number in ranks}
 
 
-def _check_resumable(
-    name: str, thing: Any, states: Mapping[int, Any], *, world_size: int, declared: bool
-) -> str | None:
-    """Return a warning if all ranks will get rank 0's state although others had another.
-
-    Raises an error if the object was declared to have a state per rank.
-    """
-    if state_tree.is_loader(thing) or hasattr(thing, "load_rank_states"):
-        return None
-    if declared:
-        raise CheckpointError(
-            f"{name!r} has separate state on each of {len(states)} ranks and cannot resume on "
-            f"{world_size}.",
-            hint=f"Resume on {len(states)} ranks, or add a method load_rank_states(states) to it: "
-            "it is called on each "
-            "rank with the states of all saved ranks.",
-        )
-    trees = _trees_of(name, states)
-    # Only an object that had a state per rank refers to tensors here; small ones are in the tree
-    # itself.
-    differ = len({state_tree.canonical_json(tree) for tree in trees}) > 1 or any(
-        state_tree.tensor_references(trees)
-    )
-    if not differ or _is_only_on_rank_zero(trees):
-        return None
-    return (
-        f"the state of {name!r} differed between {len(states)} ranks; now there are {world_size}, "
-        "and all get that of "
-        "rank 0, unless you add a method load_rank_states(states) to it"
-    )
-
-
-def _trees_of(name: str, states: Mapping[int, Any]) -> list[Any]:
-    return [states[number]["objects"][name] for number in sorted(states)]
-
-
-def _is_only_on_rank_zero(trees: list[Any]) -> bool:
-    """Return whether ranks other than 0 had nothing to save, such as a history that only rank 0
-    keeps.
-    """
-    return len(trees) > 1 and bool(trees[0]) and not any(trees[1:])
-
-
 def _load_rank_state(
     name: str,
     thing: Any,
     states: Mapping[int, Any],
     reader: CheckpointReader,
     *,
-    rank: int,
     data_rank: int,
-    rescaled: bool,
+    options: Options,
 ) -> None:
     def decode(number: int) -> Any:
         def fetch(reference: dict[str, Any]) -> torch.Tensor:
@@ -199,16 +144,45 @@ def _load_rank_state(
 
         return state_tree.decode(states[number]["objects"][name], fetch)
 
+    is_rescaled = options.world_size != reader.marker.world_size
     with _explain_errors(name):
-        if rescaled and hasattr(thing, "load_rank_states"):
+        if is_rescaled and hasattr(thing, "load_rank_states"):
             thing.load_rank_states([decode(number) for number in sorted(states)])
-        elif state_tree.is_loader(thing):
-            thing.load_state_dict(decode(data_rank if data_rank in states else 0))
-        elif not rescaled:
-            thing.load_state_dict(decode(rank))
-        else:
-            is_empty_here = rank > 0 and _is_only_on_rank_zero(_trees_of(name, states))
-            thing.load_state_dict(decode(1 if is_empty_here else 0))
+            return
+        number = options.rank
+        if state_tree.is_loader(thing):
+            number = data_rank if data_rank in states else 0
+        elif is_rescaled:
+            number = _choose_rank(name, states, options)
+        thing.load_state_dict(decode(number))
+
+
+def _choose_rank(name: str, states: Mapping[int, Any], options: Options) -> int:
+    """Return the saved rank whose state of an object this one gets, now that there are more or
+    fewer ranks: rank 0, with a warning if others had another state.
+
+    Raises an error if the object was declared to have a state per rank.
+    """
+    if name in options.per_rank:
+        raise CheckpointError(
+            f"{name!r} has separate state on each of {len(states)} ranks and cannot resume on "
+            f"{options.world_size}.",
+            hint=f"Resume on {len(states)} ranks, or add a method load_rank_states(states) to it: "
+            "it is called on each rank with the states of all saved ranks.",
+        )
+    first, *others = [states[number]["objects"][name] for number in sorted(states)]
+    if first and others and not any(others):  # such as a history that only rank 0 keeps
+        return min(options.rank, 1)
+    # Only an object that had a state per rank refers to tensors here; small ones are in the tree
+    # itself.
+    differ = len({state_tree.canonical_json(tree) for tree in (first, *others)}) > 1
+    if differ or any(state_tree.tensor_references([first, *others])):
+        options.warn(
+            f"the state of {name!r} differed between {len(states)} ranks; now there are "
+            f"{options.world_size}, and all get that of rank 0, unless you add a method "
+            "load_rank_states(states) to it"
+        )
+    return 0
 
 
 def _load_object(

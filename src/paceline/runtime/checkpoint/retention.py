@@ -85,21 +85,14 @@ def prune(folder: Path, policy: RetentionPolicy, *, damaged: Iterable[Path], att
         if number >= policy.keep_last and not is_regular and not is_best:
             damaged.add(folder / checkpoint_name(step))
     for path in damaged:
-        remove(path, attempt=attempt)
-
-
-def remove(path: Path, *, attempt: int) -> None:
-    """Rename a checkpoint, so that it no longer counts as one however long the deletion takes, and
-    delete it.
-    """
-    renamed = set_aside(path, attempt=attempt)
-    if renamed is not None:
-        shutil.rmtree(renamed, ignore_errors=True)
+        renamed = set_aside(path, attempt=attempt)
+        if renamed is not None:
+            shutil.rmtree(renamed, ignore_errors=True)
 
 
 def set_aside(path: Path, *, attempt: int) -> Path | None:
-    """Rename a checkpoint, so that it no longer counts as one. Return its new name, or None if
-    that fails.
+    """Rename a checkpoint, so that it no longer counts as one however long its deletion takes.
+    Return its new name, or None if that fails.
     """
     renamed = path.with_name(f"{path.name}{REMOVED}{attempt}")
     try:

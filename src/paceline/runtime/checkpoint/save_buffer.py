@@ -119,8 +119,7 @@ class Image:
 
     def fits(self, state: StateTensors) -> bool:
         """Return whether this state has the layout that the image was made for."""
-        found: bool = self._layout == _layout(state)
-        return found
+        return self._layout == _layout(state)
 
     def fill(self, state: StateTensors) -> torch.cuda.Event | None:
         """Copy the tensors in. On CUDA the copies are only queued: wait for the event before
@@ -203,7 +202,7 @@ class Image:
             self._is_pinned = False
 
 
-def _layout(state: StateTensors) -> Any:
+def _layout(state: StateTensors) -> tuple[list[Any], set[str]]:
     """Return what an image depends on: all names, shapes and dtypes."""
     named = [*state.in_share.items(), *state.sharded.items()]
     return [(name, tensor.shape, tensor.dtype) for name, tensor in named], state.rank_zero

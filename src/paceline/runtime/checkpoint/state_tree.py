@@ -259,22 +259,15 @@ def encode(value: Any, path: str, store: Store) -> Any:
         return _encode_dict(value, path, store)
     if kind is list:
         return [encode(item, f"{path}/{index}", store) for index, item in enumerate(value)]
-    if isinstance(value, torch.Size):
-        return {"$size": list(value)}
+    if kind in ENCODERS:
+        tag, convert = ENCODERS[kind]
+        return {tag: convert(value)}
     if isinstance(value, tuple):
         return {
             "$tuple": [encode(item, f"{path}/{index}", store) for index, item in enumerate(value)]
         }
     if kind in (set, frozenset):
         return {"$set": [encode(item, path, store) for item in value]}
-    if kind in (bytes, bytearray):
-        return {"$bytes": base64.b64encode(value).decode()}
-    if kind is complex:
-        return {"$complex": [value.real, value.imag]}
-    if kind is torch.dtype:
-        return {"$dtype": str(value).removeprefix("torch.")}
-    if kind is torch.device:
-        return {"$device": str(value)}
     if isinstance(value, PLAIN):  # a subclass such as an IntEnum: its value is what matters
         return next(base(value) for base in (bool, int, float, str) if isinstance(value, base))
     return _encode_numpy(value, path, store)
@@ -385,6 +378,19 @@ def _decode_number(body: Any, _: Callable[[Any], Any]) -> Any:
     )
 
 
+def _to_base64(value: bytes | bytearray) -> str:
+    return base64.b64encode(value).decode()
+
+
+# type -> its tag, and what makes JSON of a value
+ENCODERS: dict[type, tuple[str, Callable[[Any], Any]]] = {
+    torch.Size: ("$size", list),
+    bytes: ("$bytes", _to_base64),
+    bytearray: ("$bytes", _to_base64),
+    complex: ("$complex", lambda value: [value.real, value.imag]),
+    torch.dtype: ("$dtype", lambda value: str(value).removeprefix("torch.")),
+    torch.device: ("$device", str),
+}
 DECODERS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
     "$dict": lambda body, inner: {inner(key): inner(item) for key, item in body},
     "$tuple": lambda body, inner: tuple(inner(item) for item in body),
@@ -409,7 +415,7 @@ def store_inline(path: str, value: torch.Tensor) -> dict[str, Any]:
     """
     flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return {
-        "$inline": base64.b64encode(ctypes.string_at(flat.data_ptr(), flat.numel())).decode(),
+        "$inline": _to_base64(ctypes.string_at(flat.data_ptr(), flat.numel())),
         "dtype": DTYPE_NAMES[value.dtype],
         "shape": list(value.shape),
     }

@@ -31,14 +31,12 @@ class Heartbeat:
         self.seconds_per_step = 0.0
         self._pid = os.getpid()
         self._offset = slot_offset(local_rank)
-        self._unsaved_offset = UNSAVED.offset(local_rank)
-        self._times_offset = TIMES.offset(local_rank)
-        self._in_session_offset = IN_SESSION.offset(local_rank)
+        self._local_rank = local_rank
         self._map: mmap.mmap | None = None
         if path and Path(path).exists():
             with open(path, "r+b") as file:
                 mapped = mmap.mmap(file.fileno(), 0)
-            if len(mapped) >= self._times_offset + TIMES.size:
+            if len(mapped) >= TIMES.offset(local_rank) + TIMES.size:
                 self._map = mapped
 
     @property
@@ -81,21 +79,21 @@ class Heartbeat:
         its own.
         """
         if self._map is not None:
-            TIMES.pack_into(self._map, self._times_offset, waited, own)
+            TIMES.pack_into(self._map, TIMES.offset(self._local_rank), waited, own)
 
     def mark_session(self) -> None:
         """Tell the agent that this rank has opened a session: its script will have step
         boundaries.
         """
         if self._map is not None:
-            IN_SESSION.pack_into(self._map, self._in_session_offset, 1)
+            IN_SESSION.pack_into(self._map, IN_SESSION.offset(self._local_rank), 1)
 
     def mark_unsaved(self, step: int) -> None:
         """Tell the agent that the last state could not be saved. It takes no space on a disk,
         which may be full.
         """
         if self._map is not None:
-            UNSAVED.pack_into(self._map, self._unsaved_offset, step + 1)
+            UNSAVED.pack_into(self._map, UNSAVED.offset(self._local_rank), step + 1)
 
     def close(self) -> None:
         mapped, self._map = self._map, None
