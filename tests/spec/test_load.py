@@ -108,10 +108,6 @@ WRONG = {
         '[job]\nmem_per_gpu = "lots"',
         ['mem_per_gpu = "lots" in [job] of FILE: use a size such as 512M'],
     ),
-    "bad steps": (
-        '[runtime]\nprofile = "4:2"',
-        ['profile = "4:2" in [runtime] of FILE: use steps as first:end'],
-    ),
     "a name with a slash": (
         '[project]\nexperiment = "a/b"',
         ['experiment = "a/b" in [project] of FILE: use a folder'],
