@@ -78,20 +78,19 @@ def test_commands_take_the_options_that_pages_show(
 ) -> None:
     (tmp_path / "train.py").touch()  # `adopt` looks at the script
     monkeypatch.chdir(tmp_path)
-    wrong = []
+    wrong, app = [], make_app()
     for block in BLOCKS:
         for command in block.commands:
             for words in split(command):
-                if words[:1] == ["paceline"] and (problem := _parse(words[1:])):
+                if words[:1] == ["paceline"] and (problem := _parse(app, words[1:])):
                     wrong.append(f"{block}: {command}: {problem}")
     assert wrong == []
 
 
-def _parse(words: list[str]) -> str:
+def _parse(command: Any, words: list[str]) -> str:
     if {*words} & {*EAGER}:
         return ""
     try:
-        command: Any = make_app()
         context = command.make_context("paceline", list(words))
         while hasattr(command, "resolve_command"):
             name, command, rest = command.resolve_command(

@@ -29,6 +29,7 @@ SHORT = [
 ]
 
 
+@pytest.mark.slow  # test_stream.py resumes exactly, and the next test trains
 def test_two_ranks_learn_and_resume_exactly(ranks: Ranks, tmp_path: Path) -> None:
     tokens, whole, parts = (tmp_path / name for name in ("tokens", "whole", "parts"))
     made = subprocess.run(

@@ -42,6 +42,7 @@ print("report " + json.dumps(report), flush=True)
 """
 
 
+@pytest.mark.slow  # tests/slurm/test_frameworks.py trains with Accelerate
 def test_the_self_test_of_accelerate(paceline: Paceline, tmp_path: Path) -> None:
     module = "accelerate.test_utils.scripts.test_script"
     done = paceline(

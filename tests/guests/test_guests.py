@@ -40,8 +40,9 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Peer:
     return run
 
 
-# Kinds of scripts that other tests run too: test_exit_paths, test_frameworks, tests/slurm, tests/agent/workers.
+# Kinds of scripts that other tests run too: below, test_exit_paths, test_frameworks, tests/slurm, tests/agent/workers.
 ALSO_ELSEWHERE = {
+    "ddp_tutorial",
     "two_groups",
     "never_destroys",
     "config_groups",

@@ -20,7 +20,7 @@ from tests.slurm.runs import Paceline, diagnostics, project, run_of
 from tests.watch.test_records import make_run
 
 WATCHERS = 100
-INTERVAL = 2.0  # seconds; the default is 60
+INTERVAL = 1.0  # seconds; the default is 60
 TIMEOUT = 120
 
 # Processes that look at a run at the same moment, and exit with 0 if it is running.

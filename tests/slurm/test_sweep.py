@@ -113,6 +113,7 @@ nproc = 2
 """
 
 
+@pytest.mark.slow  # tests/sweep/test_local_sweep.py prunes two ranks at once
 def test_a_trial_of_two_nodes_is_pruned_on_all_ranks_at_once(
     cluster: Cluster, slurm_paceline: Paceline, tmp_path: Path
 ) -> None:
