@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -24,6 +23,7 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import AttemptFolder, RunFolder, read_verdict
 from paceline.launch.local_run import START_AGENT
 from tests.fake_torch import write_fake_torch
+from tests.until import until
 
 WITHIN = 100.0  # seconds; for a busy machine
 
@@ -69,13 +69,6 @@ class Launched:
         path = self.run.path / name
         until(lambda: path.exists() and path.read_text() != "", f"{name}; console:\n{self.err()}")
         return path.read_text()
-
-
-def until(holds: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + WITHIN
-    while not holds():
-        assert time.monotonic() < deadline, f"timed out: {what}"
-        time.sleep(0.02)
 
 
 def is_alive(pid: int) -> bool:

@@ -7,7 +7,6 @@ import os
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from paceline.contract.run_folder import RunFolder
 from tests.agent.webhook_server import serve_webhook
 from tests.secret_leaks import PlantedSecrets, in_files, in_text, plant_secrets, watch_command_lines
+from tests.until import until
 
 Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -51,11 +51,7 @@ def test_only_ranks_get_secrets(style: str, planted: PlantedSecrets, scratch: Pa
             text=True,
         )
         reports = [planted.project / f"report-{rank}.json" for rank in (0, 1)]
-        deadline = time.monotonic() + 100
-        while not all(path.exists() and path.read_text() for path in reports):
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: all(path.exists() and path.read_text() for path in reports), "no reports")
         lines.scan()
         (planted.project / "go").touch()
         output = process.communicate(timeout=100)[0]

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from tests.remote.lab import Lab
-from tests.remote.test_forward import start, wait_until
+from tests.remote.test_forward import start
 from tests.slurm.harness import Cluster
+from tests.until import until
 
 Laptop = Callable[..., subprocess.CompletedProcess[str]]
 SMALL = ("--on", "slurm,cedar", "--first", "--cpu", "--nproc", "1", "-t", "5")
@@ -103,11 +104,11 @@ def test_ctrl_c_cancels_all(lab: Lab, project: Path, clusters: Cluster) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
-        wait_until(lambda: len(clusters.queue()) == 2)
+        until(lambda: len(clusters.queue()) == 2)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)
     assert process.returncode == 130
-    wait_until(lambda: not clusters.queue())
+    until(lambda: not clusters.queue())
     assert races(lab) == []
 
 

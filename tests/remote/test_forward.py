@@ -12,7 +12,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.remote.lab import Lab
+from tests.until import until
 
 Laptop = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -173,7 +173,7 @@ def test_nothing_stays_there_when_the_command_here_ends(
         stderr=subprocess.STDOUT,
         start_new_session=True,
     ) as process:
-        wait_until(lambda: follows(lab) or process.poll() is not None)
+        until(lambda: follows(lab) or process.poll() is not None)
         assert process.poll() is None, process.communicate()
         os.killpg(process.pid, number)
         said, _ = process.communicate(timeout=60)
@@ -194,7 +194,7 @@ def test_nothing_stays_there_when_the_connection_is_closed(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
-        wait_until(lambda: follows(lab))
+        until(lambda: follows(lab))
         laptop("login", "--close", check=True)
         _, errors = process.communicate(timeout=60)
     lab.wait_until_empty()
@@ -212,7 +212,7 @@ def test_a_terminal_there_is_as_wide_as_here_and_ctrl_c_reaches_it(
         argv = [sys.executable, "-m", "paceline", *slow]
         os.execve(sys.executable, argv, {**os.environ, **lab.variables})
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
-    wait_until(lambda: follows(lab))
+    until(lambda: follows(lab))
     pid = next(int(line.split()[0]) for line in lab.processes() if "start.py" in line)
     there = os.open(f"/proc/{pid}/fd/0", os.O_RDONLY | os.O_NOCTTY)
     rows, columns, *_ = struct.unpack("HHHH", fcntl.ioctl(there, termios.TIOCGWINSZ, b"\0" * 8))
@@ -232,10 +232,3 @@ def follows(lab: Lab) -> bool:
     if has_begun:
         file.unlink()
     return has_begun
-
-
-def wait_until(condition: Callable[[], object], timeout: float = 60) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)

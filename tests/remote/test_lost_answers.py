@@ -14,8 +14,9 @@ import pytest
 
 from tests.remote.lab import Lab
 from tests.remote.relay import Relay
-from tests.remote.test_forward import start, wait_until
+from tests.remote.test_forward import start
 from tests.slurm.harness import Cluster
+from tests.until import until
 
 Laptop = Callable[..., subprocess.CompletedProcess[str]]
 SUBMIT = (
@@ -67,7 +68,7 @@ def waiting(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as it:
-        wait_until((lab.home / "accepted").exists)
+        until((lab.home / "accepted").exists)
         yield it
     for path in (lab.home / "accepted", lab.home / "hold", tools / "sbatch"):
         path.unlink(missing_ok=True)

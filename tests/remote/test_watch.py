@@ -23,6 +23,7 @@ from paceline.contract.claims import describe_processes
 from paceline.contract.run_folder import format_mark
 from tests.remote.lab import Lab
 from tests.slurm.harness import Cluster
+from tests.until import until
 
 Laptop = Callable[..., subprocess.CompletedProcess[str]]
 START = "pid-1-abcdef"
@@ -105,7 +106,7 @@ class Watcher:
 
     def wait_for(self, text: str, *, errors: bool = False) -> None:
         path = self.errors if errors else self.output
-        wait_until(lambda: text in path.read_text() or self.process.poll() is not None)
+        until(lambda: text in path.read_text() or self.process.poll() is not None)
         assert text in path.read_text(), self.errors.read_text()
 
     def finish(self) -> int:
@@ -125,13 +126,6 @@ def watch(lab: Lab, project: Path) -> Iterator[Callable[..., Watcher]]:
     for each in started:
         each.process.kill()
         each.process.wait()
-
-
-def wait_until(condition: Callable[[], object], timeout: float = 90) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def test_a_log_is_followed_there_to_its_end(
@@ -235,24 +229,24 @@ def test_the_browser_shows_runs_through_a_lost_connection_and_acts_there(
             def runs() -> dict[str, Any]:
                 return dict(client.get(f"{base}api/runs").json())
 
-            wait_until(lambda: [each["status"] for each in runs()["runs"]] == ["running"])
+            until(lambda: [each["status"] for each in runs()["runs"]] == ["running"])
             assert runs()["scratch"] == f"plain:{lab.home}/paceline"
             run.record(step=3, loss=0.5)
             run.own()
-            wait_until(lambda: runs()["runs"][0]["step"] == 3)
+            until(lambda: runs()["runs"][0]["step"] == 3)
             address = f"{base}api/runs/{run.folder.name}"
             assert (
                 "not listed on this machine" in client.get(f"{base}api/cluster").json()["problem"]
             )
             lab.cut()
             lab.wait_until_empty()
-            wait_until(lambda: "no connection to plain since" in runs()["scratch"])
+            until(lambda: "no connection to plain since" in runs()["scratch"])
             origin = {"origin": base[: base.index("/", 8)]}
             refused = client.post(f"{address}/stop", headers=origin)
             assert (refused.status_code, "not logged in to plain" in refused.text) == (400, True)
             assert command.poll() is None
             laptop("login", "plain", check=True)
-            wait_until(lambda: runs()["scratch"] == f"plain:{lab.home}/paceline")
+            until(lambda: runs()["scratch"] == f"plain:{lab.home}/paceline")
             assert (
                 client.post(f"{address}/stop", headers=origin)
                 .json()["message"]
@@ -260,7 +254,7 @@ def test_the_browser_shows_runs_through_a_lost_connection_and_acts_there(
             )
             assert command.wait(timeout=60) == -signal.SIGTERM
             assert (run.folder / "cancelled").exists()
-            wait_until(lambda: runs()["runs"][0]["status"] == "cancelled")
+            until(lambda: runs()["runs"][0]["status"] == "cancelled")
             again = client.post(f"{address}/stop", headers=origin)
             assert (again.status_code, "has already ended" in again.text) == (400, True)
         watcher.process.send_signal(signal.SIGINT)

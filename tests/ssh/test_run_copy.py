@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from paceline.ssh.run_copy import LITTLE, Follower, News, RunCopy, RunList, pars
 from paceline.watch.log_file import skipped_bytes
 from paceline.watch.origin import ClusterCopy, read_job_states, show, status
 from tests.ssh.local_connection import HERE
+from tests.until import until
 
 RSYNC = shutil.which("rsync") or ""
 pytestmark = pytest.mark.skipif(not RSYNC, reason="install rsync")
@@ -143,13 +144,6 @@ def test_states_of_jobs_come_with_the_time_at_which_they_were_asked(tmp_path: Pa
     assert ClusterCopy("alps", tmp_path, lambda verb, run: "").news()["there"] == 1.0
 
 
-def wait_until(check: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not check():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_follower_notes_a_lost_connection_and_goes_on(
     there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,15 +170,15 @@ def test_a_follower_notes_a_lost_connection_and_goes_on(
     with show(ClusterCopy("alps", base, lambda verb, run: "")):
         assert status() == ""
         is_open[0] = False
-        wait_until(lambda: "no connection to alps since" in status())
+        until(lambda: "no connection to alps since" in status())
         (there / RUN / "config.json").write_text("{}")
         is_open[0] = True
-        wait_until(lambda: status() == "")
-        wait_until((base / "runs" / RUN / "config.json").exists)
+        until(lambda: status() == "")
+        until((base / "runs" / RUN / "config.json").exists)
         is_odd[0] = True
-        wait_until(lambda: "list of runs cannot be read: oops" in status())
+        until(lambda: "list of runs cannot be read: oops" in status())
         is_odd[0] = False
-        wait_until(lambda: status() == "")
+        until(lambda: status() == "")
     assert len(said) == 4
     assert said[1] == said[3] == "connected to alps again"
     # a second one waits for the first to end

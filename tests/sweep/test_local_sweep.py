@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from paceline.spec.job import Program
 from paceline.spec.load import load_job
 from paceline.spec.option import Flag
 from paceline.sweep.local_sweep import slots, with_ranks
+from tests.until import until
 
 Completed = subprocess.CompletedProcess[str]
 Paceline = Callable[..., Completed]
@@ -149,11 +149,7 @@ def test_an_interrupted_sweep_resumes(paceline: Paceline, folder: Path, scratch:
         text=True,
     )
     try:
-        deadline = time.monotonic() + 60
-        while len(list(folder.glob("began-*"))) < 2:
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.05)
+        until(lambda: len(list(folder.glob("began-*"))) == 2, "no two trials begin")
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
     finally:
@@ -241,10 +237,7 @@ def test_a_local_sweep_can_be_cancelled_from_another_terminal(
     args = [sys.executable, "-m", "paceline", "sweep", "--local", "--parallel", "1", "digits.toml"]
     process = subprocess.Popen(args, cwd=folder, env=environment, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 60
-        while not (folder / "began").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until((folder / "began").exists, "no trial begins")
         assert (
             "cancelled digits"
             in paceline("sweep", "cancel", "digits", cwd=folder, check=True).stdout

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -27,6 +26,7 @@ from paceline.slurm.job_states import JobState
 from tests.launch.environment.jobs import job_in
 from tests.launch.environment.wheels import write_wheel
 from tests.slurm.runs import Paceline
+from tests.until import until
 
 pytestmark = pytest.mark.timeout(900)
 TIMEOUT = 400
@@ -176,10 +176,7 @@ class Bench:
         )
 
     def await_builder(self, name: str) -> None:
-        deadline = time.monotonic() + 60
-        while not (self.store / f"key.build-{name}/env/by").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until((self.store / f"key.build-{name}/env/by").exists)
 
     def left(self) -> list[str]:
         return sorted(

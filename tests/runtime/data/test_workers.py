@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -16,6 +14,7 @@ from paceline.runtime.data.item_source import ItemSource
 from paceline.runtime.data.loader import MapLoader
 from paceline.runtime.distributed.identity import Identity
 from tests.runtime.data.datasets import Numbers
+from tests.until import until
 
 ROOT = Path(__file__).parents[3]
 
@@ -40,13 +39,6 @@ def start(data: str, do: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-
-
-def until(condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
-        time.sleep(0.02)
 
 
 def is_gone(process: psutil.Process) -> bool:

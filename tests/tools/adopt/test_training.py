@@ -37,9 +37,11 @@ SINGLE = (
 ORDERED = ("gan", "numbered_epochs", "two_phases")
 DDP = ("ddp",)
 SLOW = {  # other scripts have the same kinds of loops
+    "default_device",
     "notebook",
     "progress_and_schedule",
     "trainer_class",
+    "two_optimizers",
     "umlaute",
 }
 

@@ -96,7 +96,12 @@ def test_single_precision_has_a_tolerance_of_its_own(prove: Prove) -> None:
             "sum in a warm-up", "an unscaled sum", "2 times smaller", marks=pytest.mark.slow
         ),
         ("all data on each rank", "a wrong sampler", "all 2 ranks have the same 8 samples"),
-        ("stream on each rank", "a wrong sampler", "all 2 ranks have the same 8 samples"),
+        pytest.param(
+            "stream on each rank",
+            "a wrong sampler",
+            "all 2 ranks have the same 8 samples",
+            marks=pytest.mark.slow,
+        ),
         ("own shuffle", "a wrong sampler", "draws from all of the data by itself"),
         ("whole batch on each rank", "the batch size", "32 samples with 2 ranks and 16 with 1"),
         (
@@ -105,7 +110,12 @@ def test_single_precision_has_a_tolerance_of_its_own(prove: Prove) -> None:
             "no common factor explains it",
         ),
         ("rate", "the learning rate", "0.2 with 2 ranks and 0.1 with 1 rank"),
-        ("rate in a warm-up", "the learning rate", "2e-09 with 2 ranks and 1e-09 with 1 rank"),
+        pytest.param(
+            "rate in a warm-up",
+            "the learning rate",
+            "2e-09 with 2 ranks and 1e-09 with 1 rank",
+            marks=pytest.mark.slow,
+        ),
         ("initial weights", "initial weights", "Before the first step"),
         ("seed", "no fixed seed", "torch has a different seed in each of them"),
     ],
@@ -122,7 +132,7 @@ def test_a_planted_mistake_is_named_and_nothing_else(
 @pytest.mark.parametrize(
     ("what", "cause", "evidence"),
     [
-        ("lstm", ["dropout"], "dropout turned off"),
+        pytest.param("lstm", ["dropout"], "dropout turned off", marks=pytest.mark.slow),
         pytest.param("attention", ["dropout"], "dropout turned off", marks=pytest.mark.slow),
         pytest.param(
             "attention weights", ["dropout"], "dropout turned off", marks=pytest.mark.slow
@@ -140,8 +150,18 @@ def test_a_planted_mistake_is_named_and_nothing_else(
         ),
         ("clipping", ["unknown"], "The gradients of step 1 differ"),
         ("summed", ["gradients that are summed over the ranks"], "The losses agree"),
-        ("changed gradients", ["unknown"], "The gradients of step 1 differ"),
-        ("rate", ["the learning rate"], "in step 4 is 0.1 with 2 ranks and 0.05 with 1 rank"),
+        pytest.param(
+            "changed gradients",
+            ["unknown"],
+            "The gradients of step 1 differ",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "rate",
+            ["the learning rate"],
+            "in step 4 is 0.1 with 2 ranks and 0.05 with 1 rank",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "rate , zero start", ["the learning rate"], "in step 4", marks=pytest.mark.slow
         ),
@@ -159,7 +179,12 @@ def test_a_planted_mistake_is_named_and_nothing_else(
             "equal weights and samples",
             marks=pytest.mark.slow,
         ),
-        ("no average", ["gradients that are not averaged"], "gradients of different norms"),
+        pytest.param(
+            "no average",
+            ["gradients that are not averaged"],
+            "gradients of different norms",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_only_what_the_records_show_is_named(
@@ -172,7 +197,15 @@ def test_only_what_the_records_show_is_named(
 
 
 @pytest.mark.parametrize(
-    "what", ["", "padding", "evaluation mode", "careless evaluation", "own data", "zero start"]
+    "what",
+    [
+        "",
+        "padding",
+        "careless evaluation",
+        "own data",
+        pytest.param("evaluation mode", marks=pytest.mark.slow),
+        pytest.param("zero start", marks=pytest.mark.slow),
+    ],
 )
 def test_an_unusual_script_that_is_right_is_proved_with_its_samples(
     prove: Prove, what: str
@@ -239,7 +272,7 @@ def test_statistics_of_batchnorm_survive_an_interruption(prove: Prove) -> None:
     assert proof.cases[0].first.end["modules"]
 
 
-@pytest.mark.parametrize("what", ["dropout", "batchnorm"])
+@pytest.mark.parametrize("what", ["dropout", pytest.param("batchnorm", marks=pytest.mark.slow)])
 def test_the_rest_of_a_model_can_be_proved(prove: Prove, what: str) -> None:
     proof = prove("train.py", what, without=(what,))
     assert proof.holds

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -24,6 +23,7 @@ from paceline.tools.sandbox import (
 )
 from tests.adversary.second_user import STRANGER, call_as
 from tests.slurm.harness import Cluster, is_orphaned
+from tests.until import until
 
 pytestmark = pytest.mark.slurm
 ROOT = os.geteuid() == 0
@@ -102,15 +102,15 @@ def test_node_dies_with_its_tasks_and_comes_back(cluster: Cluster, tmp_path: Pat
     script = f"srun sh -c 'setsid sleep 3611 & touch {mark}; wait'"
     job = cluster.submit(script, "-w", "node2", "--requeue")
     cluster.wait(job, "RUNNING")
-    wait_until(mark.exists)
+    until(mark.exists)
     cluster.kill_node(2, mark_down=True)
     assert not cluster.is_running("node2")
     assert not [line for line in processes_of(tmp_path / "box") if "sleep 3611" in line]
     assert "down" in cluster.states()["node2"].state
     mark.unlink()
     cluster.start_node("node2")
-    wait_until(lambda: cluster.state(job) == "RUNNING" and cluster.restarts(job) == 1)
-    wait_until(mark.exists)
+    until(lambda: cluster.state(job) == "RUNNING" and cluster.restarts(job) == 1)
+    until(mark.exists)
     cluster.clear()
 
 
@@ -140,7 +140,7 @@ def test_nodes_communicate_until_they_are_disconnected(tmp_path: Path) -> None:
         assert cluster.states()["node2"].cut
         assert cluster.exec(1, ["timeout", "2", *reach]).returncode != 0
         cluster.heal(2)
-        wait_until(lambda: cluster.exec(1, reach, timeout=60).returncode == 0)
+        until(lambda: cluster.exec(1, reach, timeout=60).returncode == 0)
         cluster.wait_ready()
         # Nodes see only their own processes.
         assert len(cluster.exec(2, ["ps", "ax"]).stdout.splitlines()) < 12
@@ -238,7 +238,7 @@ def test_accounting(tmp_path: Path, network: str) -> None:
         job = cluster.submit("exit 3", "--job-name=three")
         assert cluster.wait(job) == "FAILED"
         command = ["sacct", "-nXP", "-j", job, "-o", "jobname,state,exitcode"]
-        wait_until(lambda: cluster.run(command).stdout.strip() == "three|FAILED|3:0")
+        until(lambda: cluster.run(command).stdout.strip() == "three|FAILED|3:0")
     finally:
         cluster.down()
     assert not processes_of(tmp_path / "box")
@@ -302,10 +302,3 @@ def test_invalid_settings(settings: dict[str, object], flag: str, tmp_path: Path
 def test_a_folder_that_slurm_cannot_use(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblem, match="cannot contain"):
         Sandbox.up(tmp_path / "a b", network=PLAIN)
-
-
-def wait_until(condition: Callable[[], bool], timeout: float = 90) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout} s"
-        time.sleep(0.1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from paceline.launch.secrets import SCRIPT_PREFIX, Secrets
 from paceline.slurm.batch_script import shell_library
 from paceline.spec.run_path import RunPath
 from tests.golden.cases import HERE, plan
+from tests.until import until
 
 SRUN = 'touch "$PACELINE_RUN/begun"; while [ ! -e "$PACELINE_RUN/$END" ]; do sleep 0.05; done\n'
 SRUN += 'cd "$PACELINE_RUN/job-starts/$PACELINE_JOB_START"; [ "$END" != stopped ] || : >requeue; echo "$END" >verdict'
@@ -64,10 +64,7 @@ class Bench:
         )
 
     def await_start(self) -> None:
-        deadline = time.monotonic() + 60
-        while not (self.run.path / "begun").exists():
-            assert time.monotonic() < deadline, "srun was never called"
-            time.sleep(0.02)
+        until((self.run.path / "begun").exists, "srun was never called")
 
 
 def venv(folder: Path) -> dict[str, Any]:
