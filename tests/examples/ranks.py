@@ -17,6 +17,8 @@ import torch
 from safetensors.torch import load_file
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from tests.forked_ranks import Ranks
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -81,6 +83,26 @@ def assert_same_end(parts: Path, whole: Path) -> None:
     assert found.keys() == expected.keys() != set()
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
+
+
+def learn_and_resume(
+    ranks: Ranks, example: str, args: list[str], base: Path, *, stop_at: int, last: int
+) -> tuple[float, str]:
+    """Train on two ranks to the end, and stopped in between to the same end; return the result and the output."""
+
+    def train(folder: Path, *stop: int) -> list[tuple[Any, str]]:
+        given = [*args, "--folder", str(folder)]
+        return ranks(run_example, 2, example, given, *stop, timeout=300)
+
+    whole, parts = base / "whole", base / "parts"
+    (result, printed), (other, silent) = train(whole)
+    assert result == other
+    assert silent == ""
+    assert train(parts, stop_at)[0][0] is None
+    assert stop_at <= max(logged(parts, "loss")) < last, "it was stopped in the middle"
+    assert train(parts)[0][0] == result
+    assert_same_end(parts, whole)
+    return result, printed
 
 
 def logged(folder: Path, name: str) -> dict[int, float]:

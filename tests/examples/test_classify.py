@@ -14,8 +14,8 @@ import torch
 
 from tests.examples.ranks import (
     EXAMPLES,
-    assert_same_end,
     import_from,
+    learn_and_resume,
     logged,
     run_example,
     saved_tensors,
@@ -44,7 +44,6 @@ def write_rows(path: Path, rows: list[str]) -> str:
 def test_two_ranks_learn_and_resume_exactly(
     ranks: Ranks, tmp_path: Path, tickets: list[str]
 ) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
     args = [
         "--data",
         write_rows(tmp_path / "x.jsonl", tickets[:1400]),
@@ -54,20 +53,9 @@ def test_two_ranks_learn_and_resume_exactly(
         "1",
     ]
     args += ["--lr", "5e-3"]
-    first, second = ranks(run_example, 2, "classify", [*args, "--folder", str(whole)], timeout=300)
-    assert first[0] == second[0] > 0.9
-    assert "of 140 texts; by chance 25%" in first[1]
-    assert second[1] == ""
-    assert (
-        ranks(run_example, 2, "classify", [*args, "--folder", str(parts)], 20, timeout=300)[0][0]
-        is None
-    )
-    assert max(logged(parts, "loss")) < 60, "it was stopped in the middle"
-    assert (
-        ranks(run_example, 2, "classify", [*args, "--folder", str(parts)], timeout=300)[0][0]
-        == first[0]
-    )
-    assert_same_end(parts, whole)
+    accuracy, printed = learn_and_resume(ranks, "classify", args, tmp_path, stop_at=20, last=60)
+    assert accuracy > 0.9
+    assert "of 140 texts; by chance 25%" in printed
 
 
 def test_any_number_of_ranks_trains_the_same(

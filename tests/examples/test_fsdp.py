@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from tests.examples.ranks import assert_same_end, import_from, logged, run_example
+from tests.examples.ranks import import_from, learn_and_resume
 from tests.forked_ranks import Ranks
 
 
@@ -28,19 +28,11 @@ def evaluate_export(checkpoint: str, target: str) -> float:
 
 
 def test_two_ranks_learn_resume_exactly_and_export(ranks: Ranks, tmp_path: Path) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
     args = ["--samples", "640", "--epochs", "4"]
-    (accuracy, printed), (other, silent) = ranks(
-        run_example, 2, "fsdp", [*args, "--folder", str(whole)]
-    )
-    assert accuracy == other > 0.9
+    accuracy, printed = learn_and_resume(ranks, "fsdp", args, tmp_path, stop_at=14, last=38)
+    assert accuracy > 0.9
     assert printed.startswith("rank 0 holds 12,738 of 25,443 parameters\n"), printed
-    assert silent == ""
-    assert ranks(run_example, 2, "fsdp", [*args, "--folder", str(parts)], 14)[0][0] is None
-    assert 14 <= max(logged(parts, "loss")) < 38, "it was stopped in the middle"
-    assert ranks(run_example, 2, "fsdp", [*args, "--folder", str(parts)])[0][0] == accuracy
-    assert_same_end(parts, whole)
-    newest = max((parts / "checkpoints").glob("step-*"))
+    newest = max((tmp_path / "parts" / "checkpoints").glob("step-*"))
     assert (
         ranks(evaluate_export, 1, str(newest), str(tmp_path / "model.safetensors"))[0] == accuracy
     )

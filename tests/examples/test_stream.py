@@ -11,24 +11,16 @@ import torch.distributed as dist
 
 from paceline.runtime.data.loader import make_loader
 from paceline.runtime.distributed.identity import read_identity
-from tests.examples.ranks import assert_same_end, import_from, logged, run_example, saved_tensors
+from tests.examples.ranks import import_from, learn_and_resume, run_example, saved_tensors
 from tests.forked_ranks import Ranks
 
 SHORT = ["--shards", "4", "--epochs", "6"]  # rank 0 has 100 and 300 points, rank 1 has 200 and 400
 
 
 def test_steps_learn_and_resume_exactly(ranks: Ranks, tmp_path: Path) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    (accuracy, printed), (other, silent) = ranks(
-        run_example, 2, "stream", [*SHORT, "--folder", str(whole)]
-    )
-    assert accuracy == other > 0.9
+    accuracy, printed = learn_and_resume(ranks, "stream", SHORT, tmp_path, stop_at=60, last=200)
+    assert accuracy > 0.9
     assert "final test accuracy" in printed
-    assert silent == ""
-    assert ranks(run_example, 2, "stream", [*SHORT, "--folder", str(parts)], 60)[0][0] is None
-    assert 60 <= max(logged(parts, "loss")) < 200, "it was stopped in the middle"
-    assert ranks(run_example, 2, "stream", [*SHORT, "--folder", str(parts)])[0][0] == accuracy
-    assert_same_end(parts, whole)
 
 
 def test_joined_ranks_learn_and_resume_after_the_epoch(ranks: Ranks, tmp_path: Path) -> None:

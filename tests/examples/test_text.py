@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.examples.ranks import EXAMPLES, assert_same_end, import_from, logged, run_example
+from tests.examples.ranks import EXAMPLES, import_from, learn_and_resume, logged, run_example
 from tests.forked_ranks import Ranks
 
 SHORT = [
@@ -31,7 +31,6 @@ SHORT = [
 
 @pytest.mark.slow  # test_stream.py resumes exactly, and the next test trains
 def test_two_ranks_learn_and_resume_exactly(ranks: Ranks, tmp_path: Path) -> None:
-    tokens, whole, parts = (tmp_path / name for name in ("tokens", "whole", "parts"))
     made = subprocess.run(
         [sys.executable, EXAMPLES / "text" / "stories.py"],
         capture_output=True,
@@ -40,26 +39,15 @@ def test_two_ranks_learn_and_resume_exactly(ranks: Ranks, tmp_path: Path) -> Non
     )
     text = tmp_path / "stories.txt"
     text.write_text("".join(made.stdout.splitlines(keepends=True)[:300]), encoding="utf-8")
-    args = [*SHORT, "--data", str(text), "--tokens", str(tokens)]
-    (perplexity, printed), (other, silent) = ranks(
-        run_example, 2, "text", [*args, "--folder", str(whole)], timeout=300
-    )
-    assert perplexity == other
-    assert silent == ""
+    args = [*SHORT, "--data", str(text), "--tokens", str(tmp_path / "tokens")]
+    perplexity, printed = learn_and_resume(ranks, "text", args, tmp_path, stop_at=25, last=60)
     unigram = re.search(
         r"final perplexity: .* \(a unigram model has ([\d.]+)\)\nOnce there was ", printed
     )
     assert unigram, printed
     assert perplexity < 0.6 * float(unigram[1])
-    stopped = ranks(run_example, 2, "text", [*args, "--folder", str(parts)], 25, timeout=300)
-    assert stopped[0][0] is None
-    assert max(logged(parts, "loss")) < 60, "it was stopped in the middle"
-    assert (
-        ranks(run_example, 2, "text", [*args, "--folder", str(parts)], timeout=300)[0][0]
-        == perplexity
-    )
-    assert logged(parts, "perplexity") == logged(whole, "perplexity")
-    assert_same_end(parts, whole)
+    whole, parts = (logged(tmp_path / name, "perplexity") for name in ("whole", "parts"))
+    assert parts == whole
 
 
 def test_every_option_on_a_folder_of_text(ranks: Ranks, tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_the_first_to_start_goes_on(lab: Lab, laptop: Laptop, clusters: Cluster)
     laptop("cancel", kept["run_id"], "--on", winner, check=True)
 
 
+@pytest.mark.slow  # the test above finishes a race
 def test_an_interrupted_race_is_finished_later(
     lab: Lab, laptop: Laptop, project: Path, clusters: Cluster
 ) -> None:

@@ -21,6 +21,7 @@ def installed(lab: Lab) -> Path:
     return found
 
 
+@pytest.mark.slow  # test_forward.py installs, and so do the tests below
 def test_two_laptops_at_once(lab: Lab, laptop: Laptop, project: Path) -> None:
     laptop("login", "plain", check=True)
     cache = lab.uninstall()
