@@ -92,6 +92,7 @@ def test_one_process_trains_and_resumes(tmp_path: Path, tiny: Path) -> None:
     assert "epoch 1:" not in again.stdout
 
 
+@pytest.mark.slow  # tests/guests run other scripts under torchrun
 def test_under_torchrun(tmp_path: Path, tiny: Path) -> None:
     done = run_command(
         sys.executable,

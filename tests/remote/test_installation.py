@@ -153,6 +153,7 @@ def test_commands_of_the_profile_that_fail(
         laptop("ps", "--on", "plain", check=True)
 
 
+@pytest.mark.slow  # the commands of a profile load them: the tests above
 def test_modules_are_known_to_the_profile(lab: Lab, laptop: Laptop, project: Path) -> None:
     """Over ssh, the shell has not read what defines `module`."""
     if not any(map(os.path.exists, ("/etc/profile.d/lmod.sh", "/etc/profile.d/modules.sh"))):

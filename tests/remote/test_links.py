@@ -48,7 +48,8 @@ def masters(lab: Lab) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("phase", [pytest.param("before", marks=pytest.mark.slow), "installation"])
+@pytest.mark.slow  # test_traces.py cuts a link while code is sent
+@pytest.mark.parametrize("phase", ["before", "installation"])
 def test_a_command_over_a_silent_link_ends(
     lab: Lab, laptop: Laptop, link: Relay, phase: str
 ) -> None:

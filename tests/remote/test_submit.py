@@ -186,6 +186,7 @@ def test_a_script_that_would_not_be_sent_is_refused(project: Path, slurm: Laptop
     assert "Most is in huge.txt" in done.stderr
 
 
+@pytest.mark.slow  # test_forward.py has exit codes and errors of commands
 def test_exit_codes_profiles_and_errors_are_those_of_the_other_side(
     project: Path, slurm: Laptop
 ) -> None:

@@ -58,7 +58,9 @@ if os.environ["PACELINE_ATTEMPT"] == "1":
 
 @pytest.mark.usefixtures("without_torch")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("keep", ["", '\nkeep = "2h"'], ids=["", "keep"])
+@pytest.mark.parametrize(
+    "keep", ["", pytest.param('\nkeep = "2h"', marks=pytest.mark.slow)], ids=["", "keep"]
+)
 def test_data_is_staged_again_and_results_stay_if_an_agent_is_killed(
     keep: str, tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:

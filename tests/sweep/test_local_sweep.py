@@ -174,6 +174,7 @@ def test_an_interrupted_sweep_resumes(paceline: Paceline, folder: Path, scratch:
     assert len(sweep.trial(0).attempts()) == 2
 
 
+@pytest.mark.slow  # tests/remote/test_hostile_names.py quotes names
 def test_commands_to_type_quote_the_name_of_a_sweep(paceline: Paceline, folder: Path) -> None:
     (folder / "list of.txt").write_text("train.py --x 1\ntrain.py --x 2\n", encoding="utf-8")
     done = paceline("sweep", "--local", "--style", "spawn", "list of.txt", cwd=folder)
