@@ -81,7 +81,7 @@ def test_it_records_the_samples_of_each_step_and_changes_nothing(
         assert record["rows"] == len(record["contents"]) == 8, record
         assert len(record["losses"]) == 2
         assert record["norm"] == pytest.approx(0.1, rel=1e-3), "as the optimizer gets them: clipped"
-    assert records.steps[7]["uses"] == ["batchnorm", "draws", "dropout"]
+    assert records.end["uses"] == ["batchnorm", "draws", "dropout"]
     assert (records.start["dtype"], records.start["runtime"]) == ("float32", False)
     assert records.end["weights"]
 

@@ -77,7 +77,7 @@ def install(recorder: Recorder) -> None:
 
 
 def _call(recorder: Recorder, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if torch.compiler.is_compiling() or not recorder.is_here:
+    if not recorder.is_here:
         return original(module, *args, **kwargs)
     recorder.depth += 1
     try:
@@ -116,7 +116,7 @@ def _dropout(
 
 def _attention(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) -> Any:
     if len(args) > 4:
-        kwargs.update(zip(("dropout_p", "is_causal"), args[4:], strict=True))
+        kwargs.update(zip(("dropout_p", "is_causal"), args[4:], strict=False))
         args = args[:4]
     if kwargs.get("dropout_p", 0.0) > 0:
         recorder.note_use(DROPOUT)

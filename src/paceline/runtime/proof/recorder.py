@@ -23,7 +23,6 @@ from torch import nn
 
 from paceline.contract.foreign_records import LineWriter
 from paceline.contract.rank_records import (
-    BATCHNORM,
     DRAWS,
     DROPOUT,
     END,
@@ -93,7 +92,7 @@ class Recorder:
 
     def note_use(self, what: str) -> None:
         """Note that the model uses dropout, or BatchNorm, in training mode."""
-        if not torch.compiler.is_compiling() and self.is_here:
+        if self.is_here:
             self._uses.add(what)
 
     def note_batch(self, loader: int, indices: list[Any]) -> None:
@@ -111,7 +110,7 @@ class Recorder:
         call = self._pending.add((args, kwargs), is_training=module.training, is_filler=is_filler)
         if not any(each is module for each in self._models):
             self._models.append(module)
-            self._see_uses(module)
+            self._see_recurrent_dropout(module)
         device = next((each.device.type for each in tensors_of((args, kwargs))), "cpu")
         if torch.is_autocast_enabled(device):
             self._autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
@@ -199,7 +198,6 @@ class Recorder:
             norm=norm,
             gradient=summary,
             rates=self._rates,
-            uses=sorted(self._uses),
         )
         self._calls, self._losses = [], []
 
@@ -216,6 +214,7 @@ class Recorder:
             "weights": weights_digest(tensors),
             "shapes": [list(each.shape) for each in tensors],
             "modules": digest_modules(),
+            "uses": sorted(self._uses),
         }
         if self.rank == 0:
             names = self._names(parameters)
@@ -238,20 +237,15 @@ class Recorder:
                 found.append(name)
         return found
 
-    def _see_uses(self, model: nn.Module) -> None:
-        """Note what a model has that depends on the ranks, and turn dropout off if asked to.
-        Compiled models and recurrent layers call no function of torch that could be wrapped.
+    def _see_recurrent_dropout(self, model: nn.Module) -> None:
+        """Note the dropout of recurrent layers, which call no function that could be wrapped, and
+        turn it off if asked to.
         """
         for each in model.modules():
-            is_norm = isinstance(each, nn.modules.batchnorm._BatchNorm)
-            if is_norm and not isinstance(each, nn.SyncBatchNorm) and each.training:
-                self._uses.add(BATCHNORM)
-            has_rate = isinstance(each, (nn.MultiheadAttention, nn.RNNBase))
-            name = "p" if isinstance(each, nn.modules.dropout._DropoutNd) else "dropout"
-            if (has_rate or name == "p") and each.training and getattr(each, name) > 0:
+            if isinstance(each, nn.RNNBase) and each.training and each.dropout > 0:
                 self._uses.add(DROPOUT)
                 if DROPOUT in self.spec.changes:
-                    setattr(each, name, 0.0)
+                    each.dropout = 0.0
 
     def _names(self, parameters: list[nn.Parameter]) -> list[str]:
         known = {

@@ -57,13 +57,13 @@ class Gradients:
         self.scaler: Any = torch.amp.GradScaler(self.device.type) if precision == "fp16" else None
         self.ends_steps = self.scaler is not None  # whether the end of a step has something to do
         self._dtype = AUTOCAST_DTYPES.get(precision)
-        self._skip_nonfinite = skip_nonfinite
+        self.skips_nonfinite = skip_nonfinite
         self._optimizers: dict[int, tuple[torch.optim.Optimizer, _OptimizerInfo]] = {}
         self._mean_scale = 1.0
         self._weights = LossWeights(self.device, world_size)
         self._samples: int | None = None  # of the global batch, and of this rank's slice
         self._count: int | None = None
-        self._last = True
+        self.is_last_micro_step = True
         self._single = True  # the step has one micro-step
         self._syncing = True
         self._scaled = False  # `backward` has been called in this step
@@ -96,7 +96,12 @@ class Gradients:
         """Begin a micro-step, before its forward: set its weight, and whether the optimizer steps
         after it.
         """
-        self._mean_scale, self._samples, self._count, self._last = mean_scale, samples, count, last
+        self._mean_scale, self._samples, self._count, self.is_last_micro_step = (
+            mean_scale,
+            samples,
+            count,
+            last,
+        )
         self._single = first and last
         if first:
             self._scaled = False
@@ -152,17 +157,9 @@ class Gradients:
     # -- called by captured steps
     # ----------------------------------------------------------------------
 
-    @property
-    def skips_nonfinite(self) -> bool:
-        return self._skip_nonfinite
-
-    @property
-    def is_last_micro_step(self) -> bool:
-        return self._last
-
     def micro_step(self) -> tuple[Any, ...]:
         """Return all that distinguishes this micro-step from others, apart from its batch."""
-        return self._mean_scale, self._samples, self._count, self._last, self._single
+        return self._mean_scale, self._samples, self._count, self.is_last_micro_step, self._single
 
     def capture_obstacle(self) -> str | None:
         """Return why steps like this one cannot be captured, if so."""
@@ -181,7 +178,7 @@ class Gradients:
 
     def end_captured_step(self) -> None:
         """End a step inside its capture. Raises UsageError if a weight is a number of the host."""
-        if self._last:
+        if self.is_last_micro_step:
             self._weights.check_on_device()
             self._leftovers.end_step()
             self._weights.clear()
@@ -312,13 +309,13 @@ class Gradients:
         if info is None:
             info = self._inspect(optimizer)
         if closure is not None and (
-            not self._single or self.scaler is not None or self._skip_nonfinite
+            not self._single or self.scaler is not None or self.skips_nonfinite
         ):
             raise UsageError(
                 "A closure works neither with accumulate nor with fp16 or on_nonfinite='skip'.",
                 hint="Compute the loss of the whole batch in the closure, in fp32 or bf16.",
             )
-        if not self._last:
+        if not self.is_last_micro_step:
             self._weights.end_turn()
             return False
         leftovers = self._leftovers
@@ -409,7 +406,7 @@ class Gradients:
             scaler.step(optimizer)
             self._stepped.append(optimizer)
             return self._did_step
-        if self._skip_nonfinite and not self._is_finite(info, norm):
+        if self.skips_nonfinite and not self._is_finite(info, norm):
             return False
         optimizer.step()
         return True
@@ -430,7 +427,7 @@ class Gradients:
             ):
                 return  # it trains something else
             info = self._inspect(optimizer)
-        if not self._last:
+        if not self.is_last_micro_step:
             raise UsageError(
                 f"{type(optimizer).__name__}.step() was called in a micro-step that only "
                 "accumulates gradients.",

@@ -121,7 +121,7 @@ class Diagnosis:
         how = " and ".join(WITHOUT[each] for each in suspects)
         evidence = (
             f"{self._samples} With {how}, {other.ranks_text} and {one.ranks_text} differ by "
-            f"{after:.1g} in the loss instead of {before:.1g}."
+            f"{after:.2g} in the loss instead of {before:.2g}."
         )
         found = [Cause(MODEL_CAUSES[each], evidence) for each in suspects]
         return found if self._agree(one, other) else [*found, self._rest(one, other)]

@@ -86,9 +86,7 @@ class LocalRunner:
         own = self._own_folder(case)
         own.mkdir(parents=True)
         spec = make_spec(case, own, None if against is None else self._own_folder(against))
-        run = LocalRun(
-            self._job(case, own), in_copy=True, variables={env.PROOF: str(_write(spec, own))}
-        )
+        run = LocalRun(self._job(case, own), in_copy=True, variables=_write(spec, own))
         program = self.script.program
         run.prepare(["paceline", "prove", program.name, *program.args])
         folder = run.plan.run_path.folder
@@ -148,10 +146,9 @@ class LocalRunner:
         if not saved:
             return "nothing was saved: the script does not call run.resume", 0, STOPPED
         step = checkpoint_step(saved[0].name) or 0
-        path = _write(replace(spec, stop_at=0), own)
         about = read_object(folder.run_json)
         earlier = EarlierRun(folder, about, read_launch_spec(folder), True)
-        variables = {env.PROOF: str(path)}
+        variables = _write(replace(spec, stop_at=0), own)
         run = LocalRun(self._job(case, own), earlier=earlier, variables=variables)
         run.prepare([])
         return "", step, self._launch(run.plan)
@@ -172,10 +169,11 @@ def make_spec(case: Case, own: Path, against: Path | None) -> ProofSpec:
     )
 
 
-def _write(spec: ProofSpec, own: Path) -> Path:
+def _write(spec: ProofSpec, own: Path) -> dict[str, str]:
+    """Write the spec, and return the variables for the ranks. Compiled code would hide calls."""
     path = own / "probe.json"
     path.write_text(spec.to_json(), encoding="utf-8")
-    return path
+    return {env.PROOF: str(path), "TORCH_COMPILE_DISABLE": "1"}
 
 
 def _failure(case: Case, folder: RunFolder) -> RunError:

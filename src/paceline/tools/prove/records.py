@@ -124,7 +124,7 @@ class CaseRecords:
     @property
     def uses(self) -> set[str]:
         """What the model uses that may depend on the ranks: dropout, BatchNorm, random numbers."""
-        return {use for rank in self.ranks for step in rank.steps.values() for use in step["uses"]}
+        return {use for rank in self.ranks for use in rank.end.get("uses", ())}
 
     @property
     def dtype(self) -> str:
