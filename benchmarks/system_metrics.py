@@ -84,7 +84,7 @@ def main() -> int:
     try:
         gpus = Gpus.open(os.environ)
         processes = f"{len(psutil.pids())} processes, {2 * options.ranks + 1} of them the run's"
-        print(f"{processes}, {len(gpus.names) if gpus else 0} GPUs (sampled by paceline only)")
+        print(f"{processes}, {len(gpus.models) if gpus else 0} GPUs (sampled by paceline only)")
         metrics = NodeMetrics(lambda: {os.getpid()}, gpus=gpus)
         ours, peer = cost(metrics.sample, options.samples), cost(sample_psutil, options.samples)
         metrics.close()

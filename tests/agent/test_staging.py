@@ -11,15 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from paceline.agent.staging import NodeData
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import FAILED, STOPPED, RunFolder, read_verdict
-from paceline.errors import LaunchError
 from paceline.launch.local_run import START_AGENT
 from paceline.staging.cache import cached_item
 from paceline.staging.cleanup import make_private_folder
@@ -236,16 +233,6 @@ def test_a_node_that_cannot_stage_is_named_by_the_head(
     assert read_verdict(run.job_start.verdict) == FAILED
     assert not run.log(0)
     assert leftovers(tmp_path / "a") == []
-
-
-def test_an_error_of_another_agent_ends_the_wait_for_its_data() -> None:
-    node = NodeData.__new__(NodeData)
-    node.agent = SimpleNamespace(say=print)  # type: ignore[assignment]
-    node.placement = SimpleNamespace(is_head=True, nodes=2)  # type: ignore[assignment]
-    failed = {"kind": "failed", "from": 1, "failure": {"host": "b", "message": "no space"}}
-    node.rendezvous = SimpleNamespace(poll=lambda: [failed], put_back=list)  # type: ignore[assignment]
-    with pytest.raises(LaunchError, match="Node b: no space"):
-        node._stage_together(None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("stages", [True, False])

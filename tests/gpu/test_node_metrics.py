@@ -20,8 +20,8 @@ pytestmark = [
 def test_a_busy_gpu_is_measured() -> None:
     gpus = Gpus.open(os.environ)
     assert gpus is not None
-    assert len(gpus.names) == torch.cuda.device_count()
-    assert gpus.names[0] == torch.cuda.get_device_name(0)
+    assert len(gpus.models) == torch.cuda.device_count()
+    assert gpus.models[0]["name"] == torch.cuda.get_device_name(0)
     total = torch.cuda.get_device_properties(0).total_memory
     assert gpus.memory[0] == pytest.approx(total, rel=0.1)
     metrics = NodeMetrics(lambda: {os.getpid()}, gpus=gpus)

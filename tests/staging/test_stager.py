@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from paceline.contract.files import find_own_folder
 from paceline.errors import EnvironmentProblem, UsageError
@@ -22,7 +20,7 @@ from paceline.staging import cache, copy, packs
 from paceline.staging.cache import cached_items
 from paceline.staging.cleanup import make_private_folder
 from paceline.staging.copy import Stopped, Transfer
-from paceline.staging.manifest import GROUP_BYTES, GROUP_FILES, SMALL, FileEntry, Manifest, scan
+from paceline.staging.manifest import SMALL, FileEntry, scan
 from paceline.staging.packs import Packs
 from paceline.staging.request import choose_base
 from paceline.staging.stager import scan_items
@@ -334,23 +332,6 @@ def test_a_private_folder_is_private(tmp_path: Path) -> None:
     assert find_own_folder(tmp_path) == other
     with pytest.raises(EnvironmentProblem, match="Cannot create a folder"):
         make_private_folder(tmp_path / "file" / "below")
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.integers(0, SMALL), max_size=60), st.integers(1, 700))
-def test_groups_cover_the_pack(sizes: list[int], repeated: int) -> None:
-    files = [
-        FileEntry(f"{n:05d}", size, 0, 0o644, 0)
-        for n, size in enumerate(sizes * (1 + repeated // 300))
-    ]
-    manifest = Manifest("/s", [""], files, [])
-    groups = list(manifest.groups(manifest.small))
-    assert [each for group in groups for each in group] == files
-    for group in groups:
-        last = group[-1]
-        span = manifest.offsets[last.path] + last.size - manifest.offsets[group[0].path]
-        assert span <= GROUP_BYTES
-        assert 0 < len(group) <= GROUP_FILES
 
 
 def test_data_stage_packs_before_any_job(base: Path, paceline: Callable[..., Completed]) -> None:

@@ -8,7 +8,6 @@ import functools
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -64,9 +63,7 @@ class Agents:
         plan = self.plan
         shared = {**plan.secrets, env.JOB_START: local_job_start_name()}
         if len(plan.agents) > 1:
-            with socket.create_server(("127.0.0.1", 0)) as probe:
-                # if the port is taken later, the head agent picks another
-                shared[env.RENDEZVOUS] = f"127.0.0.1:{probe.getsockname()[1]}"
+            shared[env.RENDEZVOUS] = "127.0.0.1:0"  # the head agent takes a free port
             shared[env.TOKEN] = secrets.token_hex(16)
             self.prestarted = None
         try:

@@ -15,6 +15,7 @@ from paceline.errors import EnvironmentProblem, UsageError
 
 PACKS = ".staged"  # next to the experiments of a project
 JOB_TMP = "SLURM_TMPDIR"
+VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,9 @@ def choose_base(request: StagingRequest, environ: Mapping[str, str]) -> Path:
     """
     own, tmp = environ.get(JOB_TMP, ""), environ.get("TMPDIR", "")
     if request.folder:
-        folder = _expand_all(request.folder, environ)
+        # all variables of a path of this node, such as /local/$USER/$SLURM_JOB_ID
+        text = _expand(request.folder, environ)
+        folder = VARIABLE.sub(lambda match: _value(match, text, environ), text)
         if request.keep and own and _is_inside(folder, own):
             raise UsageError(
                 f"[data] keep: {folder} is inside the job's own folder (${JOB_TMP}), which is "
@@ -144,16 +147,10 @@ def _expand(text: str, environ: Mapping[str, str]) -> str:
     """Expand `~` or one variable at the start; a later $ may be part of a name."""
     if text == "~" or text.startswith("~/"):
         return environ.get("HOME", "~") + text[1:]
-    match = re.match(r"\$(?:\{(\w+)\}|(\w+))(?=/|$)", text)
-    if match is None:
+    match = VARIABLE.match(text)
+    if match is None or text[match.end() :][:1] not in ("", "/"):
         return text
     return _value(match, text, environ) + text[match.end() :]
-
-
-def _expand_all(text: str, environ: Mapping[str, str]) -> str:
-    """Expand all variables in a path of this node, such as /local/$USER/$SLURM_JOB_ID."""
-    rest = _expand(text, environ)
-    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda match: _value(match, text, environ), rest)
 
 
 def _value(match: re.Match[str], text: str, environ: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.health.cgroup import CpuQuota, cpu_quota, memory_limit, out_of_memory_kills
+from paceline.agent.health.cgroup import cpu_quota, memory_limit, out_of_memory_kills
 
 HUGE = f"{2**63 - 4096}\n"
 
@@ -81,5 +81,5 @@ def test_periods_in_which_the_cpu_time_was_used_up(
     tmp_path: Path, groups: str, prefix: str
 ) -> None:
     files = {f"{prefix}/cpu.stat": "nr_periods 40\nnr_throttled 30\nthrottled_time 5\n"}
-    assert cpu_quota(*machine(tmp_path, groups, files)) == CpuQuota(40, 30)
-    assert cpu_quota(tmp_path / "nothing", tmp_path) == CpuQuota(0, 0)
+    assert cpu_quota(*machine(tmp_path, groups, files)) == (40, 30)
+    assert cpu_quota(tmp_path / "nothing", tmp_path) == (0, 0)

@@ -6,18 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 _UNLIMITED = 1 << 60  # at least; cgroup v1 reports "no limit" as a huge number
-
-
-class CpuQuota(NamedTuple):
-    """Counters of the groups that limit CPU time: periods with a limit, and those in which it was
-    used up.
-    """
-
-    periods: int
-    throttled: int
 
 
 def memory_limit(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int | None:
@@ -40,11 +30,13 @@ def out_of_memory_kills(proc: Path = Path("/proc"), sys: Path = Path("/sys")) ->
     return max(counts)
 
 
-def cpu_quota(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> CpuQuota:
-    """Return the counters of the group that has been throttled most."""
+def cpu_quota(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> tuple[int, int]:
+    """Return the periods with a limit of CPU time, and those in which it was used up, of the group
+    that has been throttled most.
+    """
     stats = [_fields(folder / "cpu.stat") for folder, _ in _folders("cpu", proc, sys)]
-    found = [CpuQuota(each.get("nr_periods", 0), each.get("nr_throttled", 0)) for each in stats]
-    return max(found, key=lambda each: (each.throttled, each.periods), default=CpuQuota(0, 0))
+    found = [(each.get("nr_periods", 0), each.get("nr_throttled", 0)) for each in stats]
+    return max(found, key=lambda each: (each[1], each[0]), default=(0, 0))
 
 
 def _folders(controller: str, proc: Path, sys: Path) -> Iterator[tuple[Path, bool]]:

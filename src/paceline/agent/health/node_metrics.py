@@ -64,10 +64,7 @@ class NodeMetrics:
         if limit is not None:
             found["memory_limit"] = limit
         if self._gpus is not None:
-            found["gpus"] = [
-                {"name": name, "memory": memory}
-                for name, memory in zip(self._gpus.names, self._gpus.memory, strict=True)
-            ]
+            found["gpus"] = self._gpus.models
         return found
 
     def sample(self) -> dict[str, Any]:
@@ -77,13 +74,8 @@ class NodeMetrics:
         busy, idle = self._cpu()
         own_cpu, own_memory = self._own_usage()
         total, free = read_memory(self._proc)
-        quota = cpu_quota(self._proc, self._sys)
-        counters = {
-            "busy": busy,
-            "idle": idle,
-            "periods": quota.periods,
-            "throttled": quota.throttled,
-        }
+        periods, throttled = cpu_quota(self._proc, self._sys)
+        counters = {"busy": busy, "idle": idle, "periods": periods, "throttled": throttled}
         last, self._last, self._last_time = self._last, counters, now
         if not last or seconds <= 0:
             return {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import socket
 import sys
 import time
@@ -18,12 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline import __version__
 from paceline.agent.health import preflight
 from paceline.agent.health.hang import read_dump, request_stacks
 from paceline.agent.health.heartbeat import Heartbeat, read_file
 from paceline.agent.health.node_metrics import rank_row
-from paceline.agent.rendezvous import network
 from paceline.agent.workers import process_tree
 from paceline.contract.foreign_records import read_objects
 from paceline.contract.heartbeat_file import READY, RUNNING
@@ -66,23 +63,9 @@ def main() -> None:
     found = (
         look(RunFolder(Path(sys.argv[1])), stacks=STACKS in sys.argv[2:])
         if sys.argv[1:]
-        else node_facts()
+        else {"host": _host(), **preflight.node_facts()}
     )
     print(PROBE_MARK + json.dumps(found), flush=True)
-
-
-def node_facts() -> dict[str, Any]:
-    """Return what nodes of an allocation are compared by."""
-    return {
-        "host": _host(),
-        "interfaces": network.interfaces(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "torch": preflight.torch_version(),
-        "nccl": preflight.nccl_version(),
-        "paceline": __version__,
-        "gpu_driver": preflight.gpu_driver(),
-    }
 
 
 def _host() -> str:

@@ -48,8 +48,9 @@ class Gpus:
     def __init__(self, library: ctypes.CDLL, handles: list[ctypes.c_void_p]) -> None:
         self._library = library
         self._handles = handles
-        self.names = [self._name(handle) for handle in handles]
-        self.memory = [self._memory(handle).total for handle in handles]  # bytes
+        self.models = [
+            {"name": self._name(handle), "memory": self._memory(handle).total} for handle in handles
+        ]
         self._xids: dict[int | None, int] = {}  # the last error of each GPU
         self._events = self._listen()
 

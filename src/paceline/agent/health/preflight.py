@@ -54,13 +54,20 @@ def collect_facts(placement: Placement, environ: Mapping[str, str]) -> Facts:
     """
     devices = visible_devices(environ)
     return {
+        **node_facts(),
         "host": placement.host,
         "node": placement.node,
         "ranks": placement.ranks,
-        "interfaces": network.interfaces(),
         "visible_gpus": None if devices is None else len(devices),
         "slurm_gpus": _number(environ.get("SLURM_GPUS_ON_NODE", "")),
         "gpu_devices": gpu_devices(),
+    }
+
+
+def node_facts() -> Facts:
+    """Return what nodes are compared by, in a run or in an allocation."""
+    return {
+        "interfaces": network.interfaces(),
         "gpu_driver": gpu_driver(),
         "cpus": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
