@@ -343,3 +343,7 @@ def test_a_member_that_cannot_connect_says_what_is_in_the_way(
         (head, ["127.0.0.1"], True)
     ]
     assert "refused" in reports[0]["error"]
+    client.environ = {}
+    with pytest.raises(LaunchError, match=r"the head agent within 0.5 s: its address is unknown"):
+        client.join({}, 0.5)
+    assert len(reports) == 1, "there is no way to describe"

@@ -228,7 +228,7 @@ class RendezvousClient:
         accepts.
         """
         began = time.monotonic()
-        problem, address, reported = "its address is unknown", "?", False
+        problem, address, reported = "its address is unknown", "", False
         while time.monotonic() < began + timeout:
             if self.interrupted():
                 raise Interrupted(INTERRUPTED)
@@ -239,14 +239,14 @@ class RendezvousClient:
                     return self._wait_for_roster(self._connect(addresses, port), facts)
                 except OSError as error:
                     problem = str(error).rstrip(".")
-            if not reported and time.monotonic() - began > REPORT_AFTER:
+            if address and not reported and time.monotonic() - began > REPORT_AFTER:
                 reported = True
                 reach = network.describe_reach(split_address(address)[0])
                 self.report(address=address, error=problem, **reach)
             time.sleep(0.2)
+        where = f" at {address}" if address else ""
         raise LaunchError(
-            f"{self.name} could not join the head agent at {address} within {timeout:g} s: "
-            f"{problem}.",
+            f"{self.name} could not join the head agent{where} within {timeout:g} s: {problem}.",
             hint="Check that this node can reach that address, and that the head agent is running.",
         )
 
