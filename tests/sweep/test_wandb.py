@@ -108,27 +108,6 @@ def test_a_trial_receives_its_point_as_arguments_and_params(tmp_path: Path) -> N
     assert [each.number for each in read_sweep(sweep).trials] == [0]
 
 
-def test_trials_of_a_wandb_sweep_can_be_pruned(tmp_path: Path) -> None:
-    """W&B chooses the points; pruning uses the trials' reports, as in any sweep."""
-    found = {"sampler": "wandb", "wandb_sweep": "somebody/digits/s1", "prune": "median"}
-    sweep = make_sweep(
-        tmp_path / "sweep", [Point(number, number, None) for number in range(2)], **found
-    )
-    sweep.chosen_point(0).parent.mkdir()
-    for number in range(2):
-        sweep.chosen_point(number).write_text(json.dumps({"point": {"lr": 0.1}, "variables": {}}))
-    trials = [
-        open_trial(sweep, each, number)
-        for number, each in enumerate([submission(tmp_path / "submission")] * 2)
-    ]
-    assert [
-        LaunchSpec.from_json(each.launch_spec.read_text()).trial["prune"] for each in trials
-    ] == ["median", "median"]
-    trials[0].reports.write_text('{"step": 1, "value": 0.5}\n')
-    close_trial(sweep, 0, "done")
-    assert read_sweep(sweep).trials[0].value == 0.5
-
-
 def test_a_server_without_a_point_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import random
 import re
 import shlex
@@ -127,7 +126,7 @@ def _wandb_settings(
     title = f"{file.name}-{name.rpartition('/')[2]}" if by_script else file.name
     search = replace(search, name=title, sampler="wandb", wandb_sweep=name, parallel=agents)
     return SweepSettings(
-        with_wandb(job, os.environ),
+        with_wandb(job),
         search,
         request_points(search, count=count),
         [None],
@@ -352,25 +351,16 @@ def describe_point(point: Mapping[str, Any] | None) -> str:
     )
 
 
-KEY, ADDRESS = "WANDB_API_KEY", "WANDB_BASE_URL"
 DEFAULT_AGENTS = 4  # with more at once, the search learns less from each
 ALTERNATIVE = 'or let Paceline search, which needs no service: sampler = "tpe" in a sweep.toml'
 
 
-def with_wandb(job: Job, environ: Mapping[str, str]) -> Job:
-    """Give a job what its trials need to reach W&B: the service's address, the key, and tracking
-    by W&B.
-    """
-    environment, tracking = job.environment, job.tables.tracking
-    if KEY in environ and KEY not in (*environment.secrets, *environment.variables):
-        environment = environment.model_copy(update={"secrets": (*environment.secrets, KEY)})
-    if environ.get(ADDRESS):
-        variables = {ADDRESS: environ[ADDRESS], **environment.variables}
-        environment = environment.model_copy(update={"variables": variables})
-    if tracking.wandb is None:  # the search learns only from what trials log to W&B
-        tracking = tracking.model_copy(update={"wandb": True})
-    tables = job.tables.model_copy(update={"environment": environment, "tracking": tracking})
-    return replace(job, tables=tables)
+def with_wandb(job: Job) -> Job:
+    """Turn W&B on: the search learns only from what trials log there."""
+    if job.tables.tracking.wandb is not None:
+        return job
+    tracking = job.tables.tracking.model_copy(update={"wandb": True})
+    return replace(job, tables=job.tables.model_copy(update={"tracking": tracking}))
 
 
 def count_agents(table: SweepTable, path: Path) -> tuple[int, int]:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from tests.runtime.metrics.test_metrics import lines_of
 from tests.runtime.trackers.wandb_runs import unreachable_service, wandb_runs
@@ -48,21 +44,3 @@ def test_a_launched_run_logs_and_does_not_write_to_home(
     paceline("run", "--resume", "last", "--no-wandb", check=True, **variables)
     again = json.loads((folder / "launch.json").read_text())["tracking"]
     assert again == {"wandb": False, "wandb_project": "p", "tensorboard": True}
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_scripts_in_the_documentation_run(tmp_path: Path, number: int) -> None:
-    script = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[number]
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**unreachable_service(tmp_path), "PATH": "/usr/bin:/bin", "WANDB_MODE": "offline"},
-    )
-    assert done.returncode == 0, done.stderr
-    if number == 0:
-        (wandb_run,) = wandb_runs(tmp_path)
-        assert len(wandb_run.history) == 100
-    else:
-        assert done.stdout.splitlines()[-1] == "done"

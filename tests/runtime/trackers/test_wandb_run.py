@@ -46,6 +46,7 @@ def train(epochs: int = 2, fail_at: int | None = None, **options: Any) -> list[s
     """Train, and return this rank's `run.wandb`."""
     x, y = data(48)
     with quiet(seed=0, save_every_steps=2, best="loss:min", **options) as run:
+        run.config({"depth": 2})
         model = run.wrap(net())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         loader = run.loader(TensorDataset(x, y), batch_size=16)
@@ -88,6 +89,7 @@ def test_four_ranks_log_one_run_with_the_numbers_of_metrics_jsonl(
     )
     assert wandb_run.config["lr"] == 0.1
     assert wandb_run.config["net"] == {"width": 4}
+    assert wandb_run.config["depth"] == 2
     assert wandb_run.config["paceline"]["world_size"] == 4
     assert "hidden" not in json.dumps(wandb_run.config)
     assert wandb_run.exit_code == 0

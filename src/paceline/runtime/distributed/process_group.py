@@ -189,18 +189,14 @@ def _meet_at_store(identity: Identity, limit: datetime.timedelta) -> Any:
 
 
 def wait_for_key(store: Any, key: str) -> str | None:
-    """Wait for a value in the store, however long it takes; None if the store has ended with its
-    owner.
+    """Wait for a value in the store, however long a download takes; None if the store has ended
+    with its owner.
     """
     try:
-        while True:
-            try:
-                store.wait([key])
-                return str(store.get(key), "utf-8")
-            except dist.DistStoreError:  # this wait timed out, but a download may take hours
-                continue
+        store.wait([key], datetime.timedelta(days=7))
     except dist.DistError:
         return None
+    return str(store.get(key), "utf-8")
 
 
 def connect(

@@ -140,9 +140,8 @@ def _forwarding_sigterm(ranks: Iterable[SpawnProcess]) -> Iterator[threading.Eve
         for process in ranks:
             process.terminate()
 
-    is_main = threading.current_thread() is threading.main_thread()
     # otherwise the script has its own handler
-    takes_signal = is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    takes_signal = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     if takes_signal:
         signal.signal(signal.SIGTERM, forward)
     try:

@@ -37,10 +37,9 @@ class ProgressBar:
     """Drawn by rich if it is installed. A call between redraws costs one comparison."""
 
     def __init__(self, on: bool) -> None:
-        self.due = float("inf")
-        self._bar: Any = None
+        self.due = float("inf")  # when to call `update`; never while no loop is shown
+        self._bar: Any = self._make() if on and sys.stderr.isatty() else None
         self._task: Any = None
-        self._on = on and sys.stderr.isatty()
 
     @property
     def is_shown(self) -> bool:
@@ -48,15 +47,12 @@ class ProgressBar:
 
     def begin(self, *, epoch: int, done: int, total: int | None) -> None:
         """Show a loop of `total` steps, of which `done` are done."""
-        if not self._on:
-            return
-        if self._bar is None:
-            self._bar = self._make()
-            if self._bar is None:
-                self._on = False
-                return
-        self._task = self._bar.add_task(f"epoch {epoch}", total=total, completed=done, values="")
-        self._draw()
+        if self._bar is not None:
+            self._bar.start()
+            self._task = self._bar.add_task(
+                f"epoch {epoch}", total=total, completed=done, values=""
+            )
+            self._draw()
 
     def _make(self) -> Any:
         try:
@@ -70,7 +66,7 @@ class ProgressBar:
             )
         except ImportError:
             return None
-        bar = Progress(
+        return Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -80,17 +76,14 @@ class ProgressBar:
             auto_refresh=False,
             transient=True,
         )
-        bar.start()
-        return bar
 
     def update(self, done: int, values: dict[str, float], rates: dict[str, float]) -> None:
         """Redraw. Called once `due` has passed."""
-        if self._bar is not None and self._task is not None:
-            text = "  ".join(
-                [*(f"{name} {value:.4g}" for name, value in values.items()), *describe_rates(rates)]
-            )
-            self._bar.update(self._task, completed=done, values=text)
-            self._draw()
+        text = "  ".join(
+            [*(f"{name} {value:.4g}" for name, value in values.items()), *describe_rates(rates)]
+        )
+        self._bar.update(self._task, completed=done, values=text)
+        self._draw()
 
     def _draw(self) -> None:
         self._bar.refresh()
@@ -99,7 +92,7 @@ class ProgressBar:
     def end(self) -> None:
         """Remove the line of the loop that has ended."""
         self.due = float("inf")
-        if self._bar is not None and self._task is not None:
+        if self._task is not None:
             self._bar.remove_task(self._task)
             self._bar.refresh()  # otherwise the old line would reappear with the next printed one
             self._task = None
