@@ -33,18 +33,8 @@ class TrialReporter:
         self._trial = trial
         self._folder = TrialFolder(folder) if folder is not None and rank == 0 else None
         self._lines = LineWriter(self._folder.reports if self._folder else None)
-        self._seen: set[Any] = set()  # steps with a report
         self._pruner: Pruner | None = None
         self._broken = False  # the pruner failed, and is not asked again
-        # An attempt that failed while its ranks left: the pruner decides once, and would let this
-        # one continue.
-        self._is_pruned = (
-            self._folder is not None and self.can_prune and self._folder.pruned.exists()
-        )
-        if self._folder is not None and self.can_prune:
-            for line in read_lines(self._folder.reports):  # from earlier attempts
-                if is_number(line.get("value")):
-                    self._seen.add(line.get("step"))
 
     def select(self, value: Any, named: dict[str, Any]) -> Any:
         """Return the score: the only value, or the one with the name of the sweep's metric."""
@@ -70,16 +60,13 @@ class TrialReporter:
             "time": time.time(),
         }
         self._lines.append(json.dumps(line) + "\n")
-        if self._is_pruned:
-            return True
-        if not self.can_prune or self._broken or number - number != 0 or step in self._seen:
-            return False  # a step that is reported again after a restart was judged before
-        self._seen.add(step)
+        if not self.can_prune or self._broken or number - number != 0:
+            return False
         try:
             if self._pruner is None:
                 sweep = SweepFolder(Path(self._trial["sweep"]))
                 self._pruner = Pruner(sweep, self._trial["number"])
-            prune = self._pruner.should_prune(len(self._seen))
+            prune = self._pruner.should_prune()
         # from the disk: the trial is worth more than its pruning
         except Exception as error:
             note(f"pruning is off for this trial: {error}")
@@ -124,8 +111,8 @@ class Pruner:
         # of trials that have ended: their reports, and whether they are done
         self._ended: dict[int, tuple[dict[int, float], bool]] = {}
 
-    def should_prune(self, count: int) -> bool:
-        """Return whether to end the trial at this report, counted from 1, which its folder has."""
+    def should_prune(self) -> bool:
+        """Return whether to end the trial at its last report; the answer is kept if it is yes."""
         groups: dict[int, list[int]] = {}
         for point in self._sweep.read_points():
             groups.setdefault(point.group, []).append(point.number)
@@ -139,6 +126,7 @@ class Pruner:
             trials = [self._read(number) for number in numbers if number in started]
             values = self._mean([reports for reports, _ in trials])
             if numbers is seeds:
+                count = len(self._read(self._number)[0])
                 own = {report: value for report, value in values.items() if report <= count}
                 continue
             others.append(values)
