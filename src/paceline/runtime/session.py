@@ -332,13 +332,6 @@ class session:
         if process.failure_context and isinstance(error, Exception) and not in_report:
             note(process.failure_context)
 
-    def ignore_signals(self) -> None:
-        """Give signals back their meaning: no loop may be running that would notice a request to
-        stop.
-        """
-        if self._run is not None:
-            self._run._boundary.signals.restore()
-
     def _leave_together(self, run: Run, *, stopped: bool, pruned: bool = False) -> None:
         """Leave with all ranks: collectives work, and nothing stays in flight."""
         boundary = run._boundary

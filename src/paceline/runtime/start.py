@@ -26,31 +26,18 @@ def start(**settings: Any) -> Run:
 
     It takes the arguments of `paceline.session`, and ends with the process: at the end of the
     script it saves and leaves together with the other ranks. After an uncaught exception, Ctrl-C or
-    `sys.exit` with an error it leaves at once. `run.end()` ends it earlier. In a notebook or
-    another interactive session, errors leave it open, signals keep their meaning, and starting a
-    new session ends the previous one.
+    `sys.exit` with an error it leaves at once. `run.end()` ends it earlier, as before a second
+    start in a notebook.
 
     Raises:
         UsageError: A setting is invalid, or a session is already open in this process.
     """
     global _started
     opened = session(**settings)
-    if _started is not None and is_interactive():
-        note("ending the session that was open")
-        _started.end()
     run = opened.__enter__()
     _started = _Started(opened, run)
-    if is_interactive():
-        opened.ignore_signals()
     run._end = _started.end_by_script
     return run
-
-
-def is_interactive() -> bool:
-    """Return whether code is typed in, as in a notebook, so that an error does not end the
-    process.
-    """
-    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
 class _Started:
@@ -136,4 +123,6 @@ class _Started:
         status, step = self._exit
         if status and step == self._run.step:  # a script that trains on has caught it
             return SystemExit(status)
-        return None if is_interactive() else getattr(sys, "last_value", None)
+        if hasattr(sys, "ps1"):  # a notebook or a console, where an error ends nothing
+            return None
+        return getattr(sys, "last_value", None)
