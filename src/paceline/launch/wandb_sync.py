@@ -17,21 +17,19 @@ from paceline.errors import ClusterError, EnvironmentProblem
 MAX_LINES = 12  # of wandb's output to show if it fails
 
 
-def offline_runs(folder: RunFolder) -> list[Path]:
-    """Return the folders of offline W&B runs, oldest first: parts of one run must be sent in
-    order.
+def unsent_runs(folder: RunFolder) -> list[Path]:
+    """Return the folders of offline W&B runs to send, oldest first: parts of one run must be sent
+    in order. One that was killed before it wrote a first block has nothing to send.
     """
-    return sorted(path.parent for path in folder.trackers.glob("wandb/offline-run-*/run-*.wandb"))
+    files = sorted(folder.trackers.glob("wandb/offline-run-*/run-*.wandb"))
+    return [
+        file.parent for file in files if file.stat().st_size >= 64 and not _is_sent(file.parent)
+    ]
 
 
-def is_sent(path: Path) -> bool:
+def _is_sent(path: Path) -> bool:
     """Return whether wandb has marked a run as sent."""
     return any(path.glob("run-*.wandb.synced"))
-
-
-def is_empty(path: Path) -> bool:
-    """Return whether a run has no data: its process was killed before writing a first block."""
-    return all(file.stat().st_size < 64 for file in path.glob("run-*.wandb"))
 
 
 def find_python(folder: RunFolder) -> str:
@@ -63,7 +61,7 @@ def send(path: Path, *, python: str) -> str:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    if not is_sent(path):
+    if not _is_sent(path):
         tail = "\n".join(done.stdout.strip().splitlines()[-MAX_LINES:])
         raise ClusterError(
             f"wandb did not send {path.name}:\n{tail}",

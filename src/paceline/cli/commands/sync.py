@@ -13,7 +13,7 @@ from paceline.contract import wandb_server
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem, PacelineError, UsageError
 from paceline.launch import run_folder as claims
-from paceline.launch.wandb_sync import find_python, is_empty, is_sent, offline_runs, send
+from paceline.launch.wandb_sync import find_python, send, unsent_runs
 from paceline.spec.user_files import is_own_folder
 from paceline.watch.records import find_runs
 
@@ -40,7 +40,7 @@ def command(
             f"--all cannot be combined with a run ({run}).", hint="Use only one of them."
         )
     folders = _all_runs() if all_runs else [runs.own(run or "last", also_fetched=True)]
-    unsent = {each: _unsent(each) for each in folders}
+    unsent = {each: unsent_runs(each) for each in folders}
     if not any(unsent.values()):
         which = f"{len(folders)} runs" if all_runs else folders[0].path.name
         print(f"{which}: there is nothing to send to W&B")
@@ -58,7 +58,7 @@ def command(
     failed = False
     for folder in (each for each in folders if unsent[each]):
         try:
-            _send(folder)
+            _send(folder, unsent[folder])
         except PacelineError as error:
             if not all_runs:
                 raise
@@ -74,14 +74,9 @@ def _all_runs() -> list[RunFolder]:
     return [each for each in reversed(found) if is_own_folder(each.path)]
 
 
-def _unsent(folder: RunFolder) -> list[Path]:
-    return [path for path in offline_runs(folder) if not is_sent(path) and not is_empty(path)]
-
-
-def _send(folder: RunFolder) -> None:
+def _send(folder: RunFolder, unsent: list[Path]) -> None:
     claims.require_not_running(folder)
     python = find_python(folder)
-    unsent = _unsent(folder)
     for number, path in enumerate(unsent, start=1):
         console.say_note(f"sending {path.name} ({number} of {len(unsent)})")
         address = send(path, python=python)
