@@ -126,12 +126,11 @@ class Run:
         self._loaders: list[Any] = []
         self._has_evaluated = False
         self._captured: list[CapturedStep] = []
-        self._first_calls = 0
         self._draws_own_numbers = False
         self._saved_by_hand = False
         # for what the script wants to save
         self._lacks_folder = folder is None and bool(settings.asks_for_saves)
-        self._save_calls = 0
+        self._meetings = 0  # calls that wait for other ranks in the store
         self._config: dict[str, Any] = {}
         self._end: Callable[[], None] | None = None  # set by `paceline.start`
         self._pruned = False
@@ -609,10 +608,10 @@ class Run:
         schedule = boundary.checkpoint_schedule
         if schedule.checkpoints is None:
             return
-        self._save_calls += 1
+        self._meetings += 1
         self._group.meet(
             self.identity,
-            f"save/{self._save_calls}",
+            f"save/{self._meetings}",
             what="run.save()",
             timeout=self.settings.timeout,
         )
@@ -777,8 +776,8 @@ class Run:
         So what the body makes in a shared folder is made once, and in a folder of each node once
         per node. Raises RunError on ranks that waited for one on which the body failed.
         """
-        self._first_calls += 1
-        return self._group.rank_zero_first(self.identity, f"first/{self._first_calls}")
+        self._meetings += 1
+        return self._group.rank_zero_first(self.identity, f"first/{self._meetings}")
 
     def join(self, *models: torch.nn.Module) -> contextlib.AbstractContextManager[Any]:
         """Return torch's Join context over these models, or all, for loops with different numbers

@@ -208,6 +208,11 @@ class LaunchContext:
     launch_spec: LaunchSpec | None = None
     heartbeat_file: str | None = None
 
+    @property
+    def tracking(self) -> dict[str, Any]:
+        """What `[tracking]` of paceline.toml and flags have set."""
+        return self.launch_spec.tracking if self.launch_spec else {}
+
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> LaunchContext:
         """Read the variables and files that an agent sets up."""

@@ -1,6 +1,6 @@
 """Where a run's metrics go besides `metrics.jsonl`: W&B, TensorBoard, and trackers of your own.
 
-base          `[tracking]`, `RunInfo`, and `Tracker`, the three methods to implement
+base          `RunInfo`, and `Tracker`, the three methods to implement
 threads       the trackers of this rank, each with a thread that passes it lines of `metrics.jsonl`
 tensorboard   event files in the run folder
 wandb_run     the W&B run of a Paceline run

@@ -1,43 +1,13 @@
-"""The `[tracking]` settings, what a tracker knows about its run, and the three methods of a
-tracker.
-"""
+"""What a tracker knows about its run, and the three methods of a tracker."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.runtime.settings import LaunchContext
-
-
-@dataclass(frozen=True)
-class Tracking:
-    """`[tracking]` of paceline.toml, overridden by flags."""
-
-    wandb: bool | None = None
-    wandb_project: str | None = None
-    wandb_group: str | None = None
-    wandb_entity: str | None = None
-    wandb_mode: str | None = None
-    wandb_all_processes: bool = False
-    tensorboard: bool = False
-    trackers: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, launch_spec: LaunchSpec | None) -> Tracking:
-        table: Mapping[str, Any] = launch_spec.tracking if launch_spec else {}
-        known = {each.name for each in fields(cls)}
-        values = {key: value for key, value in table.items() if key in known and value is not None}
-        return cls(**{**values, "trackers": tuple(values.get("trackers", ()))})
-
-    @property
-    def wants_wandb(self) -> bool:
-        """Setting a project enables W&B."""
-        return self.wandb if self.wandb is not None else self.wandb_project is not None
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from paceline.contract.run_folder import DONE, FAILED, STOPPED, RunFolder
 from paceline.runtime.console import note
 from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.settings import LaunchContext, Settings, best_metric
-from paceline.runtime.trackers.base import RunInfo, Tracker, Tracking, first_line
+from paceline.runtime.trackers.base import RunInfo, Tracker, first_line
 
 WANDB = "wandb"
 # What trackers may know of the launch spec. Not the command line or the environment: both may hold
@@ -172,7 +172,7 @@ def open_trackers(
     if each rank has a W&B run.
     """
     launch_spec = context.launch_spec
-    tracking = Tracking.of(launch_spec)
+    tracking = context.tracking
     config = {
         "world_size": identity.world_size,
         "seed": settings.seed,
@@ -188,15 +188,16 @@ def open_trackers(
         config=config,
         best=best_metric(settings.best),
     )
-    requested = [*given, *tracking.trackers]
-    if tracking.wants_wandb:
+    requested = [*given, *tracking.get("trackers", ())]
+    if tracking.get("wandb", "wandb_project" in tracking):  # setting a project enables W&B
         requested.append(WANDB)
-    if tracking.tensorboard:
+    if tracking.get("tensorboard"):
         requested.append("tensorboard")
     trackers = Trackers()
     for number, each in enumerate(requested):
-        per_rank = each == WANDB and tracking.wandb_all_processes and identity.is_distributed
-        is_off = each == WANDB and tracking.wandb is False
+        all_processes = each == WANDB and tracking.get("wandb_all_processes")
+        per_rank = all_processes and identity.is_distributed
+        is_off = each == WANDB and tracking.get("wandb") is False
         if is_off or each in requested[:number] or (identity.rank and not per_rank):
             continue
         name, tracker = _make(each) if isinstance(each, str) else (type(each).__name__, each)

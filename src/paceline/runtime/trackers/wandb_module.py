@@ -19,7 +19,7 @@ from paceline.runtime.console import note
 from paceline.runtime.distributed.identity import Identity, read_identity
 from paceline.runtime.settings import LaunchContext
 from paceline.runtime.trackers import wandb_points as points
-from paceline.runtime.trackers.base import RunInfo, Tracking, first_line
+from paceline.runtime.trackers.base import RunInfo, first_line
 from paceline.runtime.trackers.wandb_run import choose_id, init_run
 
 
@@ -123,17 +123,13 @@ class WandbModule:
         return LaunchContext.read()
 
     @functools.cached_property
-    def tracking(self) -> Tracking:
-        return Tracking.of(self.context.launch_spec)
-
-    @functools.cached_property
     def identity(self) -> Identity:
         return read_identity()
 
     @functools.cached_property
     def package(self) -> Any:
         """The real wandb; None if it is off or not installed."""
-        if self.tracking.wandb is False:
+        if self.context.tracking.get("wandb") is False:
             return None
         try:
             import wandb
@@ -184,7 +180,7 @@ class WandbModule:
         if run.run_id and not has_id:
             number = "" if self._runs == 1 else f"-{self._runs}"
             options = {"resume": "allow", **options, "id": f"{choose_id(run)}{number}"}
-        return init_run(self.package, options, run, self.tracking)
+        return init_run(self.package, options, run, self.context.tracking)
 
     def _config(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return the config of a rank without a run: what the script passed, overridden by the

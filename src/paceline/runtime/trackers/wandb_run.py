@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from paceline.contract import wandb_server
 from paceline.contract.foreign_records import read_objects
-from paceline.contract.run_folder import FAILED, STOPPED, STOPPED_EXIT, RunFolder, write_atomically
+from paceline.contract.run_folder import FAILED, STOPPED, STOPPED_EXIT, RunFolder
 from paceline.contract.sweep_folder import is_number
 from paceline.runtime.console import note
 from paceline.runtime.settings import LaunchContext
-from paceline.runtime.trackers.base import RunInfo, Tracking, first_line
+from paceline.runtime.trackers.base import RunInfo, first_line
 from paceline.runtime.trackers.wandb_points import RUN_ID, SWEEP_ID
 
 
@@ -33,7 +32,7 @@ class WandbTracker:
 
     def start(self, run: RunInfo) -> None:
         self._info = run
-        tracking = Tracking.of(LaunchContext.read().launch_spec)
+        tracking = LaunchContext.read().tracking
         options: dict[str, Any] = {
             "id": choose_id(run),
             "resume": "allow",
@@ -44,7 +43,7 @@ class WandbTracker:
             },
             "allow_val_change": True,
         }
-        if tracking.wandb_all_processes and run.world_size > 1:
+        if tracking.get("wandb_all_processes") and run.world_size > 1:
             options["group"] = os.environ.get("WANDB_RUN_GROUP") or options["id"]
             options["id"] += f"-rank-{run.rank}"
             options["name"] += f"-rank-{run.rank}"
@@ -86,7 +85,9 @@ class WandbTracker:
         self.run.finish(exit_code=code)
 
 
-def init_run(wandb: Any, given: Mapping[str, Any], run: RunInfo, tracking: Tracking) -> Any:
+def init_run(
+    wandb: Any, given: Mapping[str, Any], run: RunInfo, tracking: Mapping[str, Any]
+) -> Any:
     """Call `wandb.init`. `[tracking]` overrides what is given, and that the environment and the
     run's own names.
 
@@ -94,24 +95,24 @@ def init_run(wandb: Any, given: Mapping[str, Any], run: RunInfo, tracking: Track
     """
     options = {
         **given,
-        "project": tracking.wandb_project
+        "project": tracking.get("wandb_project")
         or given.get("project")
         or os.environ.get("WANDB_PROJECT")
         or run.project
         or None,
-        "group": tracking.wandb_group
+        "group": tracking.get("wandb_group")
         or given.get("group")
         or os.environ.get("WANDB_RUN_GROUP")
         or run.experiment
         or None,
-        "entity": tracking.wandb_entity or given.get("entity"),
+        "entity": tracking.get("wandb_entity") or given.get("entity"),
     }
     if run.trackers_folder is not None and not options.get("dir"):
         run.trackers_folder.mkdir(parents=True, exist_ok=True)
         options["dir"] = str(run.trackers_folder)
     problem = ""
     if not options.get("mode"):
-        options["mode"], problem = wandb_server.choose_mode(os.environ, tracking.wandb_mode)
+        options["mode"], problem = wandb_server.choose_mode(os.environ, tracking.get("wandb_mode"))
     try:
         live = wandb.init(**options)
     except (wandb.Error, OSError) as error:
@@ -126,14 +127,7 @@ def init_run(wandb: Any, given: Mapping[str, Any], run: RunInfo, tracking: Track
 
 
 def choose_id(run: RunInfo) -> str | None:
-    """Return the id of the W&B run: a sweep agent's, or the Paceline run's, or one that the folder
-    keeps for the next start. None lets W&B choose.
+    """Return the id of the W&B run: a sweep agent's, or the Paceline run's. None lets W&B choose
+    one.
     """
-    known = os.environ.get(RUN_ID) or re.sub(r"[^A-Za-z0-9_.-]", "-", run.run_id)
-    if known or run.trackers_folder is None:
-        return known or None
-    path = run.trackers_folder / "wandb-id"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, secrets.token_hex(4))
-    return path.read_text(encoding="utf-8")
+    return os.environ.get(RUN_ID) or re.sub(r"[^A-Za-z0-9_.-]", "-", run.run_id) or None
