@@ -16,21 +16,6 @@ from tests.runtime.models import data, net, weights
 from tests.runtime.training.test_wrap import quiet
 
 
-class Rates:
-    """Records the learning rate with which an optimizer really steps."""
-
-    def __init__(self, optimizer: torch.optim.SGD) -> None:
-        self.used: list[float] = []
-        step = optimizer.step.__func__  # type: ignore[attr-defined]
-        original = step.__wrapped__
-
-        def record(*args: Any, **kwargs: Any) -> Any:
-            self.used.append(optimizer.param_groups[0]["lr"])
-            return original(*args, **kwargs)
-
-        optimizer.step = torch.optim.Optimizer.profile_hook_step(record).__get__(optimizer)  # type: ignore[method-assign]
-
-
 def train(
     *,
     steps: int = 6,
@@ -41,11 +26,10 @@ def train(
 ) -> tuple[list[float], list[float], list[float]]:
     """Return the rates that were used, those that the group has after each step, and the final weights."""
     x, y = data(64)
-    left = []
+    used, left = [], []
     with quiet(seed=0, folder=folder, max_steps=steps) as run:
         model = run.wrap(net())
         opt = torch.optim.SGD(model.parameters(), lr=0.01)
-        rates = Rates(opt)
         make = {
             "": lambda: lr_scheduler.ConstantLR(opt, 1.0, 1),
             "step": lambda: lr_scheduler.StepLR(opt, 2, gamma=0.5),
@@ -56,6 +40,7 @@ def train(
         loader = run.loader(TensorDataset(x, y), batch_size=16)
         if scale:
             run.scale_lr(opt, **{**scale, **({"batch": loader} if by_loader else {})})
+        opt.register_step_pre_hook(lambda opt, *_: used.append(opt.param_groups[0]["lr"]))
         run.resume(model=model, opt=opt, sched=sched)
         for _ in run.epochs(100):
             for a, b in run.steps(loader):
@@ -63,7 +48,7 @@ def train(
                 run.update(opt)
                 sched.step()
                 left.append(opt.param_groups[0]["lr"])
-        return rates.used, left, weights(model)
+        return used, left, weights(model)
 
 
 def test_the_factor_grows_from_the_unscaled_rate() -> None:

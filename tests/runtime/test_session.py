@@ -244,20 +244,6 @@ def test_ranks_draw_their_own_numbers_in_hand_written_loops_and_resume_them(
     )
 
 
-def download(folder: str) -> str:
-    cache = Path(folder) / "cache"
-    with quiet() as run:
-        with run.rank_zero_first():
-            if not cache.exists():
-                time.sleep(0.3 * (run.rank == 0))
-                cache.write_text(f"made by {run.rank}")
-            return cache.read_text()
-
-
-def test_rank_zero_goes_first(ranks: Ranks, tmp_path: Path) -> None:
-    assert ranks(download, 3, str(tmp_path)) == ["made by 0"] * 3
-
-
 def download_to_each_node(folder: str) -> str:
     rank = int(os.environ["RANK"])
     os.environ |= {

@@ -10,12 +10,10 @@ from typing import Any
 
 import torch
 
-from paceline.contract import env
 from paceline.errors import RunError
 from paceline.runtime.distributed import process_group as groups
 from paceline.runtime.distributed.identity import read_identity
 from tests.forked_ranks import Ranks
-from tests.runtime.test_session import folder_with
 from tests.runtime.training.test_wrap import quiet
 
 
@@ -107,22 +105,3 @@ def check_with_wrong_sum() -> str:
 def test_a_wrong_sum_is_an_error(ranks: Ranks) -> None:
     for message in ranks(check_with_wrong_sum, 2):
         assert "the sum of 2 ones came out as 3" in message
-
-
-def count_checks(folder: str) -> list[Any]:
-    """Count the checks of a session, with and without a launch spec that turns them off."""
-    counted: list[Any] = []
-    groups.check_communication = lambda *_, **__: counted.append("checked")
-    with quiet():
-        pass
-    os.environ[env.RUN] = folder
-    with quiet():
-        counted.append("unchecked")
-    return counted
-
-
-def test_the_launch_spec_can_turn_the_check_off(ranks: Ranks, tmp_path: Path) -> None:
-    assert (
-        ranks(count_checks, 2, folder_with(tmp_path, nproc=2, check=False))
-        == [["checked", "unchecked"]] * 2
-    )

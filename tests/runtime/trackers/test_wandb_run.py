@@ -149,17 +149,6 @@ def test_a_resumed_run_keeps_its_id_and_may_repeat_steps(ranks: Ranks, tmp_path:
     assert second.summary["best/loss"] == min(line["loss"] for line in lines if "loss" in line)
 
 
-def train_alone(folder: str) -> str:
-    name: str = train(folder=folder, trackers=["wandb"])[1]
-    return name
-
-
-def test_a_folder_without_a_run_id_keeps_the_id(ranks: Ranks, tmp_path: Path) -> None:
-    environ = {**unreachable_service(tmp_path), "WANDB_MODE": "offline"}
-    ids = [ranks(train_alone, 1, str(tmp_path / "run"), env=environ) for _ in range(2)]
-    assert ids[0] == ids[1]
-
-
 # -- no package, key or network ------------------------------------------------------------------------
 
 
