@@ -98,8 +98,8 @@ class Agent:
 
     def say(self, text: str) -> None:
         """Print a note on the console."""
-        line = contextlib.nullcontext("") if self.output is None else self.output.separate_line()
-        with contextlib.suppress(OSError), line as start:  # the console is gone, but the run is not
+        start = "" if self.output is None else self.output.line_break()
+        with contextlib.suppress(OSError):  # the console is gone, but the run is not
             print(f"{start}paceline: {text}", file=sys.stderr, flush=True)
 
     def warn(self, text: str) -> None:

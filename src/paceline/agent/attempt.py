@@ -18,11 +18,10 @@ from operator import attrgetter
 from typing import ClassVar
 
 from paceline.agent import rank_failures
-from paceline.agent.health import hang, lingering_ranks
+from paceline.agent.health import liveness
 from paceline.agent.health.cgroup import out_of_memory_kills
-from paceline.agent.health.hang import HangReporter
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.health.lingering_ranks import IdleRank, LingeringRanks, has_finished
+from paceline.agent.health.liveness import Liveness, has_finished
 from paceline.agent.health.separate_copies import describe_copies, runs_copies
 from paceline.agent.notify import StallNotifier
 from paceline.agent.rank_failures import Failure, RankExit, decide_verdict
@@ -91,11 +90,8 @@ class Attempt:
             launch.attempt,
         )
         self.termination = Termination(workers, heartbeats, kill_after=self.launch_spec.kill_after)
-        self.hang_reporter = HangReporter(
-            launch, output=output, heartbeats=heartbeats, rendezvous=rendezvous
-        )
-        self.lingering_ranks = LingeringRanks(
-            launch, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous
+        self.liveness = Liveness(
+            launch, workers=workers, output=output, heartbeats=heartbeats, rendezvous=rendezvous
         )
         self.rank_of = {local_rank: rank for rank, local_rank in launch.ranks()}
         # one process per node starts the ranks and is not a rank
@@ -235,7 +231,7 @@ class Attempt:
         """End the ranks that have not stopped by the deadline; agents do so on their own, at about
         the same time.
         """
-        self.hang_reporter.dump_stacks(local_ranks)
+        self.liveness.dump_stacks(local_ranks)
         ranks = ", ".join(str(self.rank_of[local_rank]) for local_rank in sorted(local_ranks))
         self.say(
             f"warning: these ranks on {self.placement.host} did not stop within "
@@ -354,30 +350,16 @@ class Attempt:
         self.termination.start()
 
     def _check_progress(self) -> None:
-        """Look for ranks that hang, and for ranks that linger after others have exited."""
+        """End ranks that hang, and ranks that linger after others have exited; say why."""
         if self.termination.started:
             return
-        running = self._running()
-        hang = self.hang_reporter.check(running)
-        if hang is not None:
-            self._fail(hang)
+        found = self.liveness.check(self._running(), ended_agents=self.member_exits)
+        if found is None:
             return
-        lingering = self.lingering_ranks.check(running, ended_agents=self.member_exits)
-        if lingering:
-            self._end_lingering(lingering)
-
-    def _end_lingering(self, lingering: list[IdleRank]) -> None:
-        """On the head agent: end ranks that do nothing although others have exited; say why."""
-        detected = time.time()
-        self.hang_reporter.dump_all_stacks(self._running())
-        failure = self.lingering_ranks.failure(lingering, detected)
-        if failure is not None and not self.stop.requested:
-            self._fail(failure)
+        if found.failure is not None and not (found.note and self.stop.requested):
+            self._fail(found.failure)
             return
-        self.say(
-            f"warning: {self.lingering_ranks.describe(lingering)}; stacks: "
-            f"{self.folder.path}/stacks-*.txt"
-        )
+        self.say(f"warning: {found.note}; stacks: {self.folder.path}/stacks-*.txt")
         self.rendezvous.send({"kind": "end"})
         self._end_finished({})
 
@@ -415,7 +397,7 @@ class Attempt:
         self.termination.start()
 
     def _dump_stacks(self, _: Message) -> None:
-        self.hang_reporter.dump_stacks(self._running())
+        self.liveness.dump_stacks(self._running())
 
     def _handle_departure(self, message: Message) -> None:
         # Of another member: the head agent knows whether its ranks had ended before.
@@ -433,10 +415,7 @@ class Attempt:
         "stacks": _dump_stacks,
         "lost": _handle_departure,
         "left": _handle_departure,
-        hang.REPORT: lambda self, message: self.hang_reporter.update(message),
-        **dict.fromkeys(
-            lingering_ranks.KINDS, lambda self, message: self.lingering_ranks.update(message)
-        ),
+        **dict.fromkeys(liveness.KINDS, lambda self, message: self.liveness.update(message)),
     }
 
     def _handle_loss(self, index: int, *, closed: bool) -> None:

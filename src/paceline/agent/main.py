@@ -111,7 +111,8 @@ def _start_zygote(launch_spec: LaunchSpec) -> tuple[forked_ranks.ForkedRanks | N
     """
     forks = launch_spec.style in FORKING_STYLES
     why_not = (forked_ranks.reason_not_to_fork(launch_spec, os.environ) or "") if forks else ""
-    if not forks or why_not:
-        forked_ranks.discard_prestarted(os.environ)
-        return None, why_not
-    return forked_ranks.ForkedRanks.prepare(launch_spec, os.environ), ""
+    if forks and not why_not:
+        return forked_ranks.ForkedRanks.prepare(launch_spec, os.environ), ""
+    if env.ZYGOTE in os.environ:
+        forked_ranks.ForkedRanks.prepare(launch_spec, os.environ).close()
+    return None, why_not

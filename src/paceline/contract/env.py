@@ -11,7 +11,7 @@ RENDEZVOUS = "PACELINE_RENDEZVOUS"  # host:port of the head agent; not set if th
 TOKEN = "PACELINE_TOKEN"  # the secret with which agents prove that they belong to the run
 AGENT = "PACELINE_AGENT"  # "index/count" if no scheduler numbers the agents
 HEARTBEAT = "PACELINE_HEARTBEAT"  # the heartbeat file of this node
-ZYGOTE = "PACELINE_ZYGOTE"  # the socket of a zygote that started before its agent
+ZYGOTE = "PACELINE_ZYGOTE"  # socket and process of a zygote that started before its agent
 DATA = "PACELINE_DATA"  # node-local data folder
 # torchrun's ranks: the pipes that the agent reads, by local rank
 OUTPUT_PIPES = "PACELINE_OUTPUT_PIPES"

@@ -10,15 +10,14 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
 
-from paceline.agent.workers.warm import ask_all, reason_to_start_cold
+from paceline.agent.workers.warm import find_processes, reason_to_start_cold
 from paceline.agent.workers.zygote import prestart
 from paceline.agent.workers.zygote.prestart import Prestarted
-from paceline.agent.workers.zygote.start import FORKING_STYLES, ZygoteOptions
+from paceline.agent.workers.zygote.start import FORKING_STYLES, ZygoteOptions, import_variables
 from paceline.contract import env
 from paceline.contract.claims import local_job_start_name, record_processes
 from paceline.contract.launch_spec import LaunchSpec
@@ -65,7 +64,6 @@ class Agents:
         if len(plan.agents) > 1:
             shared[env.RENDEZVOUS] = "127.0.0.1:0"  # the head agent takes a free port
             shared[env.TOKEN] = secrets.token_hex(16)
-            self.prestarted = None
         try:
             for command in plan.agents:
                 self.processes.append(self._start(command, shared))
@@ -84,7 +82,7 @@ class Agents:
             paths = [command.variables["PYTHONPATH"], inherited["PYTHONPATH"]]
             environment["PYTHONPATH"] = os.pathsep.join(paths)
         if self.prestarted is not None:
-            environment[env.ZYGOTE] = str(self.prestarted.descriptor)
+            environment[env.ZYGOTE] = f"{self.prestarted.descriptor}/{self.prestarted.pid}"
             if self.prestarted.agent is not None:
                 return self.prestarted.agent.start(environment)
         # rank 0 reads it
@@ -288,17 +286,33 @@ def find_zygote(plan: LocalPlan, *, warm: int) -> tuple[prestart.Prestarted | No
     spec = plan.launch_spec
     notes = describe_cold(spec, warm=warm)
     warm = 0 if notes else warm
+    options = ZygoteOptions.of(spec, os.environ, warm=warm)
+    variables = import_variables({**spec.variables, **plan.secrets}, preload=bool(spec.preload))
     started = prestart.prestarted
-    if started is not None and (
-        started.options.warm != warm or (warm and not _fits(started, spec))
-    ):
+    if started is not None and not _fits(started, spec, options, variables):
         started.discard()
         started = None
     if started is None and warm:
-        started = _start_zygote(spec, warm)
+        with suppress(OSError):  # the agent will try it again, and say what is wrong
+            started = Prestarted(spec.python, options, {**os.environ, **variables})
     if started is not None and started.replaced:
         notes.append(f"starting cold, because {started.replaced}")
     return started, notes
+
+
+def _fits(
+    started: Prestarted, spec: LaunchSpec, options: ZygoteOptions, variables: dict[str, str]
+) -> bool:
+    """Whether the zygote that was started before the options were parsed is what this run needs: a
+    `.env` file or paceline.toml may have changed them.
+    """
+    typed = started.options
+    return (
+        (spec.style in FORKING_STYLES and spec.nodes == 1)
+        and (started.python, typed.warm) == (spec.python, options.warm)
+        and (typed.threads, typed.preload) == (options.threads, options.preload)
+        and all(started.environ.get(name) == value for name, value in variables.items())
+    )
 
 
 def describe_cold(spec: LaunchSpec, *, warm: int) -> list[str]:
@@ -315,43 +329,6 @@ def _why_cold(spec: LaunchSpec) -> str | None:
     return reason_to_start_cold(os.environ)
 
 
-def _fits(started: prestart.Prestarted, spec: LaunchSpec) -> bool:
-    """Whether the agent will accept the zygote that was started before the options were parsed."""
-    from paceline.agent.workers.forked_ranks import zygote_options
-
-    options = zygote_options(spec, os.environ)
-    variables = _variables(spec, options)
-    return (
-        started.python == spec.python
-        and (started.options.threads, started.options.preload) == (options.threads, options.preload)
-        and all(started.environ.get(name) == value for name, value in variables.items())
-    )
-
-
-def _start_zygote(spec: LaunchSpec, warm: int) -> prestart.Prestarted | None:
-    from paceline.agent.workers.forked_ranks import zygote_options
-
-    options = zygote_options(spec, os.environ, warm=warm)
-    try:
-        environ = {**os.environ, **_variables(spec, options)}
-        return prestart.Prestarted(spec.python, options, environ)
-    except OSError:  # the agent will try it again, and say what is wrong
-        return None
-
-
-def _variables(spec: LaunchSpec, options: ZygoteOptions) -> dict[str, str]:
-    from paceline.agent.workers.zygote.start import import_variables
-
-    return import_variables(spec.variables, only_known=not options.preload)
-
-
-def read_warm() -> list[dict[str, Any]]:
-    """Return the status of each warm process of this user."""
-    return ask_all("status")
-
-
-def stop_warm(pids: Collection[int] | None = None) -> list[dict[str, Any]]:
-    """End these warm processes of this user, or all, and return their last status. Running runs go
-    on.
-    """
-    return ask_all("stop", pids)
+def read_warm() -> list[int]:
+    """Return the process ids of this user's warm processes."""
+    return find_processes()

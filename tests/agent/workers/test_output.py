@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,14 +59,7 @@ def test_output_of_rank_zero_passes_unchanged(launch: Launch) -> None:
 
 @pytest.mark.parametrize(
     ("printed", "expected"),
-    [
-        ([b""], ""),
-        ([b"one\n", b"two\n"], ""),
-        ([b"one\nload", b"ing"], "\n"),
-        ([b"one\n", b"\r\x1b[2Kepoch 1 ", b"3/32"], "\r\x1b[K"),
-        ([b"10%\r20%"], "\r\x1b[K"),
-        ([b"10%\r20%\n"], ""),
-    ],
+    [([b""], ""), ([b"one\n", b"two\n"], ""), ([b"one\n", b"10%\r20%", b""], "\n")],
 )
 def test_a_note_gets_a_line_of_the_terminal_to_itself(
     printed: list[bytes], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -78,84 +70,10 @@ def test_a_note_gets_a_line_of_the_terminal_to_itself(
     output._console[1].close()
     for data in printed:
         output._show(1, data)
-    monkeypatch.setattr(os, "isatty", lambda descriptor: False)
-    assert separate(output) == ""
-    for data in printed:
-        output._show(1, data)
     monkeypatch.setattr(os, "isatty", lambda descriptor: True)
-    monkeypatch.setenv("TERM", "xterm")
-    assert (separate(output), separate(output)) == (expected, "")
+    assert (output.line_break(), output.line_break()) == (expected, "")
     output.start()
     output.close()
-
-
-def separate(output: OutputCapture) -> str:
-    with output.separate_line() as start:
-        return start
-
-
-@pytest.fixture
-def one_console(tmp_path: Path) -> Iterator[tuple[OutputCapture, Path]]:
-    """Captured output whose console is a file."""
-    console = tmp_path / "console"
-    output = OutputCapture(
-        log_path=lambda rank: tmp_path / "log", shared_log=None, tee="0", warn=print
-    )
-    output._console[1].descriptor = os.open(console, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    yield output, console
-    output.start()
-    output.close()
-
-
-def test_a_rank_prints_nothing_into_the_line_of_a_note(
-    one_console: tuple[OutputCapture, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("paceline.agent.workers.output.WAIT_FOR_CONSOLE", 60.0)
-    output, console = one_console
-    shows = threading.Thread(target=output._show, args=(1, b"epoch 1\n"), daemon=True)
-    with output.separate_line():
-        assert output._console_lock.acquire(blocking=False), (
-            "a thread that prints may have to print a warning"
-        )
-        output._console_lock.release()
-        shows.start()
-        shows.join(0.2)
-        assert console.read_bytes() == b""
-    shows.join()
-    assert console.read_bytes() == b"epoch 1\n"
-
-
-@pytest.mark.parametrize("blocked", ["the output", "a note"])
-def test_notes_and_output_do_not_wait_for_each_other_for_ever(
-    blocked: str, one_console: tuple[OutputCapture, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output, console = one_console
-    monkeypatch.setattr("paceline.agent.workers.output.WAIT_FOR_CONSOLE", 0.05)
-    started, go_on = threading.Event(), threading.Event()
-
-    def block(*args: object) -> None:
-        started.set()
-        go_on.wait()
-
-    def print_note() -> None:
-        with output.separate_line():
-            block()
-
-    if blocked == "the output":
-        monkeypatch.setattr(output._console[1], "write", block)
-    target = print_note if blocked == "a note" else lambda: output._show(1, b"epoch 1\n")
-    thread = threading.Thread(target=target, daemon=True)
-    thread.start()
-    try:
-        started.wait()
-        if blocked == "the output":
-            assert separate(output) == ""
-        else:
-            output._show(1, b"epoch 1\n")
-            assert console.read_bytes() == b"epoch 1\n"
-    finally:
-        go_on.set()
-        thread.join()
 
 
 def test_the_last_state_of_a_redrawn_line_is_shown_with_a_prefix() -> None:

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from paceline.agent.workers import warm as client
 from paceline.agent.workers.warm import difference, read_conditions
 from paceline.agent.workers.zygote.messages import MessageSocket
-from paceline.agent.workers.zygote.prestart import guess
 from paceline.agent.workers.zygote.start import ZygoteOptions
-from paceline.contract.process import DEFAULT_WARM
 from tests.agent.conftest import is_alive, until
 from tests.fake_torch import FAKE_TORCH
 
@@ -71,7 +70,8 @@ def runtime_folder(guard: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         patch.delenv("CI", raising=False)
         (tmp_path / "train.py").write_text(SCRIPT)
         yield folder
-        client.ask_all("stop")
+        for pid in client.find_processes():
+            os.kill(pid, signal.SIGTERM)
 
 
 def reports(scratch: Path) -> list[dict[str, Any]]:
@@ -82,33 +82,37 @@ def reports(scratch: Path) -> list[dict[str, Any]]:
     return [json.loads(file.read_text()) for file in files]
 
 
-def status() -> dict[str, Any]:
-    (found,) = client.ask_all("status")
-    return found
+def warm_process() -> int:
+    (pid,) = client.find_processes()
+    return pid
 
 
 @light
 def test_later_runs_are_served_by_one_process_and_see_edits(
     paceline: Paceline, tmp_path: Path, scratch: Path, runtime_folder: Path
 ) -> None:
-    first = paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
+    # editors make files in this folder all the time
+    path = f"{os.environ['PYTHONPATH']}{os.pathsep}{tmp_path}"
+    first = paceline(
+        "run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True, PYTHONPATH=path
+    )
     assert "torch stays imported for your next runs, for 10m" in first.stderr
-    pid = status()["pid"]
+    pid = warm_process()
     for ranks in (1, 2):
         (tmp_path / "helper.py").write_text(f"number = {ranks}\n")
         (tmp_path / "train.py").write_text(
             f"{SCRIPT}\nimport helper; print('edited', helper.number)\n"
         )
-        done = paceline("run", "--cpu", "--warm", "--nproc", str(ranks), "train.py", check=True)
+        done = paceline(
+            "run", "--cpu", "--warm", "--nproc", str(ranks), "train.py", check=True, PYTHONPATH=path
+        )
         assert f"edited {ranks}" in done.stdout
         assert "stays imported" not in done.stderr
     assert [each["warm"] == pid for each in reports(scratch)] == [False, True, True]
     assert len({each["random"] for each in reports(scratch)}) == 3
-    assert (status()["pid"], status()["served"], status()["running"]) == (pid, 2, 0)
     shown = paceline("clean", "--processes", check=True).stdout
-    assert f"process {pid}  (warm process: torch" in shown
-    assert "2 warm starts" in shown
-    assert status()["pid"] == pid
+    assert f"process {pid}  (warm process: torch stays imported" in shown
+    assert warm_process() == pid
     assert "removed 1 of 1" in paceline("clean", "--processes", "--yes", check=True).stdout
     until(lambda: not is_alive(pid), "the end of the warm process")
     assert "nothing to clean up" in paceline("clean", "--processes", check=True).stdout
@@ -151,7 +155,7 @@ def test_a_warm_rank_has_inherited_what_a_cold_one_has(tmp_path: Path, scratch: 
     run("--warm", folder=tmp_path, TZ="Asia/Tokyo", HF_FIRST="1")
     run("--warm", folder=elsewhere, TZ="Asia/Tokyo")
     _, cold, _, warm = reports(scratch)
-    assert warm["warm"] == status()["pid"] != cold["warm"]
+    assert warm["warm"] == warm_process() != cold["warm"]
     assert warm["input"] == SCRIPT
     for each in (cold, warm):
         for name in OF_ONE_RUN:
@@ -228,10 +232,11 @@ def test_variables_of_the_job_act_as_in_a_new_process(
         paceline(
             "run", "--cpu", *warm, "--nproc", "1", *typed, "--env", "LR=1", "train.py", check=True
         )
+        warmed = warm_process()
     done = paceline("run", "--cpu", *warm, "--nproc", "1", *typed, "train.py", check=True)
     assert done.stdout == plain
     if given == "later":
-        assert status()["served"] == 1  # LR is read by ranks alone
+        assert warm_process() == warmed  # LR is read by ranks alone
 
 
 @light
@@ -255,7 +260,7 @@ def test_a_change_of_what_it_has_imported_replaces_it(
     paceline: Paceline, tmp_path: Path, scratch: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
-    before = status()["pid"]
+    before = warm_process()
     fake = Path(os.environ["PYTHONPATH"])
     if change == "PYTHONPATH":
         monkeypatch.setenv("PYTHONPATH", f"{fake}{os.pathsep}{tmp_path}")
@@ -271,27 +276,11 @@ def test_a_change_of_what_it_has_imported_replaces_it(
     assert "starting cold, because this has changed: " in done.stderr
     assert "torch stays imported for your next runs" in done.stderr
     until(lambda: not is_alive(before), "the end of the old process")
-    assert status()["pid"] != before
-    assert status()["torch"] == ("another" if change == "module" else "")
+    assert warm_process() != before
     if change == "module":
         paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
-        assert [each["warm"] == status()["pid"] for each in reports(scratch)] == [
-            False,
-            False,
-            True,
-        ]
-
-
-@light
-def test_new_files_of_the_user_do_not_replace_it(
-    paceline: Paceline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Editors make files in the project's folder all the time."""
-    monkeypatch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}{os.pathsep}{tmp_path}")
-    paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
-    (tmp_path / "another.py").touch()
-    paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
-    assert status()["served"] == 1
+        served = [each["warm"] == warm_process() for each in reports(scratch)]
+        assert served == [False, False, True]
 
 
 @light
@@ -302,7 +291,7 @@ def test_it_ends_when_nobody_uses_it(
     done = paceline("run", "--cpu", "--nproc", "1", "train.py", check=True)
     assert "stays imported for your next runs, for 2 s" in done.stderr
     until(lambda: not list(runtime_folder.rglob("warm-*")), "the end of the warm process")
-    assert not client.ask_all("status")
+    assert not client.find_processes()
 
 
 @light
@@ -324,7 +313,7 @@ def test_jobs_and_ci_start_cold(paceline: Paceline, variables: dict[str, str]) -
         **variables,
     )
     assert "the torchrun style does not fork ranks: --warm has no effect" in shown.stderr
-    assert not client.ask_all("status")
+    assert not client.find_processes()
 
 
 @pytest.mark.slow
@@ -333,13 +322,14 @@ def test_a_killed_process_costs_a_cold_start_and_nothing_else(
     paceline: Paceline, scratch: Path, runtime_folder: Path
 ) -> None:
     paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
-    killed = status()["pid"]
+    killed = warm_process()
     os.kill(killed, signal.SIGKILL)
     assert list(runtime_folder.rglob("warm-*"))  # a socket that nobody listens to
     for _ in range(2):
         paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
-    assert [each["warm"] == status()["pid"] for each in reports(scratch)] == [False, False, True]
-    assert status()["pid"] != killed
+    served = [each["warm"] == warm_process() for each in reports(scratch)]
+    assert served == [False, False, True]
+    assert warm_process() != killed
 
 
 def test_a_run_starts_even_if_no_process_can_stay(
@@ -370,7 +360,6 @@ def test_a_zygote_ends_if_its_command_is_gone_before_it_starts(
     os.kill(warmed, signal.SIGSTOP)  # until the command is gone
     MessageSocket(connection).send(
         {
-            "kind": "start",
             "options": options.to_args(),
             "conditions": read_conditions(sys.executable, os.environ),
             "environ": dict(os.environ),
@@ -379,9 +368,9 @@ def test_a_zygote_ends_if_its_command_is_gone_before_it_starts(
     )
     connection.close()
     os.kill(warmed, signal.SIGCONT)
-    until(lambda: status()["served"] == 1, "the zygote")
-    until(lambda: status()["running"] == 0, "the end of the zygote")
-    assert status()["pid"] == warmed
+    paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
+    until(lambda: not psutil.Process(warmed).children(), "the end of both zygotes")
+    assert warm_process() == warmed
     os.close(folder)
     os.close(null)
 
@@ -431,8 +420,7 @@ def leave_warm_process(paceline: Paceline, folder: Path) -> int:
     """Return the warm process that a first run has left behind."""
     (folder / "sleeps.py").write_text(SLEEPS)
     paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
-    pid: int = status()["pid"]
-    return pid
+    return warm_process()
 
 
 @light
@@ -440,32 +428,25 @@ def leave_warm_process(paceline: Paceline, folder: Path) -> int:
 def test_ranks_end_with_their_command(paceline: Paceline, tmp_path: Path, signum: int) -> None:
     warmed = leave_warm_process(paceline, tmp_path)
     started = Started(tmp_path, 1)
-    assert status()["running"] == 1
     started.process.send_signal(signum)
     assert started.wait() == (130 if signum == signal.SIGINT else -signal.SIGKILL)
     until(lambda: not any(map(is_alive, started.ranks)), "the end of the ranks")
-    until(lambda: status()["running"] == 0, "the end of the zygote")
-    assert status()["pid"] == warmed
+    until(lambda: not psutil.Process(warmed).children(), "the end of the zygote")
+    assert warm_process() == warmed
 
 
 @light
-def test_two_runs_at_the_same_time(paceline: Paceline, tmp_path: Path) -> None:
+def test_two_runs_at_the_same_time_outlive_the_warm_process(
+    paceline: Paceline, tmp_path: Path
+) -> None:
     warmed = leave_warm_process(paceline, tmp_path)
     runs = [Started(tmp_path, 1), Started(tmp_path, 2)]
-    assert (status()["pid"], status()["running"]) == (warmed, 2)
-    (tmp_path / "go").touch()
-    assert [run.wait() for run in runs] == [0, 0]
-
-
-@light
-def test_a_run_outlives_the_warm_process(paceline: Paceline, tmp_path: Path) -> None:
-    warmed = leave_warm_process(paceline, tmp_path)
-    started = Started(tmp_path, 1)
+    assert len(psutil.Process(warmed).children()) == 2
     os.kill(warmed, signal.SIGKILL)
     until(lambda: not is_alive(warmed), "the end of the warm process")
-    assert all(map(is_alive, started.ranks))
+    assert all(is_alive(rank) for run in runs for rank in run.ranks)
     (tmp_path / "go").touch()
-    assert started.wait() == 0
+    assert [run.wait() for run in runs] == [0, 0]
 
 
 TRAINS = """
@@ -495,9 +476,10 @@ def test_warm_and_cold_runs_train_the_same_weights(
     (tmp_path / "train.py").write_text(TRAINS)
     # The first run leaves a process that was made for another number of threads.
     other = paceline("run", "--cpu", "--warm", "--nproc", str(3 - ranks), "train.py", check=True)
+    warmed = warm_process()
     cold = paceline("run", "--cpu", "--nproc", str(ranks), "train.py", check=True)
     warm = paceline("run", "--cpu", "--warm", "--nproc", str(ranks), "train.py", check=True)
-    assert status()["served"] == 1
+    assert warm_process() == warmed
     assert "weights" in cold.stdout
     assert warm.stdout == cold.stdout != other.stdout
 
@@ -539,13 +521,13 @@ def test_relative_folders_in_pythonpath_depend_on_the_folder(
 @light
 def test_one_that_does_not_answer_is_replaced(paceline: Paceline) -> None:
     paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
-    stopped = status()["pid"]
+    stopped = warm_process()
     os.kill(stopped, signal.SIGSTOP)
     done = paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
     assert "starting cold, because the warm process is not responding" in done.stderr
     assert "torch stays imported" in done.stderr
-    assert status()["pid"] != stopped
-    os.kill(stopped, signal.SIGKILL)
+    assert warm_process() != stopped
+    until(lambda: not is_alive(stopped), "the end of the old process")
 
 
 def test_a_script_that_reads_an_open_file_of_the_shell_starts_cold(
@@ -559,15 +541,3 @@ def test_a_script_that_reads_an_open_file_of_the_shell_starts_cold(
         )
         assert "text" in done.stdout
     assert "starting cold, because an argument names an open file of your shell" in done.stderr
-    assert status()["served"] == 0
-
-
-@pytest.mark.parametrize("args", [["t.py"], ["--warm", "t.py"], ["--no-warm", "t.py"]])
-def test_guesses(args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From what is typed alone; the command reads the file."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "t.py").touch()
-    (tmp_path / "paceline.toml").write_text("[launch]\nwarm = true\n")
-    options = guess(args, cores=2, environ={})
-    assert options is not None
-    assert options.warm == (DEFAULT_WARM if "--warm" in args else 0)

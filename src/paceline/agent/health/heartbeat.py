@@ -1,4 +1,4 @@
-"""Whether ranks make progress: by their heartbeats, and by what they use and print.
+"""The heartbeats of ranks.
 
 The agent creates, reads and removes the heartbeat file of its node; ranks write their own slots.
 """
@@ -11,12 +11,10 @@ import os
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.agent.workers import process_tree
 from paceline.contract.files import make_own_folder, open_own_file
 from paceline.contract.frameworks import PRESETS, Preset
 from paceline.contract.heartbeat_file import (
@@ -39,8 +37,6 @@ from paceline.contract.heartbeat_file import (
 
 PREFIX = "heartbeat-"
 MEMORY = "/dev/shm"
-CHECKS = 6  # of the activity, per timeout
-PAUSE = 2.0  # seconds; after a longer time without a check, the whole job may have been suspended
 MIN_AGE = 60.0  # seconds; a younger file may belong to an agent that has not locked it yet
 
 
@@ -134,67 +130,6 @@ class Heartbeats:
         os.close(self._descriptor)
         with suppress(OSError):  # other agents use it
             self.path.parent.rmdir()
-
-
-@dataclass
-class Activity:
-    """What a rank had used at a check, and since when it has made no progress."""
-
-    usage: process_tree.Usage | None
-    heartbeat: float  # time of the last one
-    output: int  # bytes that it has printed
-    since: float
-    has_children: bool  # or has had some since then
-
-    def differs(self, before: Activity, elapsed: float) -> bool:
-        """Whether the rank has made progress since `before`."""
-        if (self.heartbeat, self.output) != (before.heartbeat, before.output):
-            return True
-        if self.usage is None or before.usage is None:
-            return True
-        return self.usage.differs(before.usage, elapsed)
-
-
-class ActivityMonitor:
-    """The activity of this node's ranks, checked several times per timeout.
-
-    With `count_output`, which returns the bytes that a local rank has printed, any output counts as
-    progress.
-    """
-
-    def __init__(
-        self,
-        heartbeats: Heartbeats,
-        timeout: float,
-        *,
-        count_output: Callable[[int], int] = lambda local_rank: 0,
-    ) -> None:
-        self._heartbeats, self._count_output = heartbeats, count_output
-        self._interval = timeout / CHECKS
-        self._last_check = 0.0
-        self._known: dict[int, Activity] = {}  # by local rank
-
-    def is_due(self, now: float) -> bool:
-        return now - self._last_check >= self._interval
-
-    def check(self, pids: Mapping[int, int], now: float) -> dict[int, Activity]:
-        """Return the activity of these ranks."""
-        elapsed, self._last_check = now - self._last_check, now
-        if elapsed > max(2 * self._interval, PAUSE):
-            self._known.clear()
-        usage = process_tree.tree_usage(pids.values())
-        for local_rank, pid in pids.items():
-            heartbeat = self._heartbeats.read(local_rank).time
-            output = self._count_output(local_rank)
-            used = usage.get(pid)
-            has_children = used is not None and used.has_children
-            activity = Activity(used, heartbeat, output, now, has_children)
-            before = self._known.get(local_rank)
-            if before is not None and not activity.differs(before, elapsed):
-                activity.since = before.since
-                activity.has_children |= before.has_children
-            self._known[local_rank] = activity
-        return {local_rank: self._known[local_rank] for local_rank in sorted(pids)}
 
 
 def _create_somewhere(size: int) -> tuple[int, Path]:

@@ -7,6 +7,7 @@ instead.
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import sys
 
@@ -16,6 +17,9 @@ from paceline.contract import frameworks
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # a zygote must start fast
     from paceline.contract.launch_spec import LaunchSpec
+
+
+SETTERS = ("putenv", "setdefault", "update", "__setitem__")
 
 
 def read_program(launch_spec: LaunchSpec) -> str:
@@ -44,79 +48,43 @@ def variable_set_before_torch(source: str) -> str | None:
         body = ast.parse(source).body
     except (SyntaxError, ValueError):
         return None  # the rank itself will raise it
-    for statement in _top_level(body):
-        if _imports_torch(statement):
-            return None
-        for name in _variables_set(statement):
+    for statement in body:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue  # what these do comes later
+        nodes = list(ast.walk(statement))
+        for name in itertools.chain.from_iterable(map(_variables_set, nodes)):
             if is_read_at_import(name):
                 return name
+        if any(map(_imports_torch, nodes)):
+            return None
     return None
 
 
-def _top_level(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Return the statements that run at import, those under `if` and `try` included."""
-    found = []
-    for statement in body:
-        found.append(statement)
-        for part in ("body", "orelse", "handlers", "finalbody"):
-            if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                inner = getattr(statement, part, [])
-                for each in inner:
-                    found += (
-                        _top_level(each.body)
-                        if isinstance(each, ast.ExceptHandler)
-                        else _top_level([each])
-                    )
-    return found
-
-
-def _imports_torch(statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.Import):
-        return any(alias.name.split(".")[0] == "torch" for alias in statement.names)
-    return (
-        isinstance(statement, ast.ImportFrom) and (statement.module or "").split(".")[0] == "torch"
+def _imports_torch(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "").split(".")[0] == "torch"
+    return isinstance(node, ast.Import) and any(
+        alias.name.split(".")[0] == "torch" for alias in node.names
     )
 
 
-def _variables_set(statement: ast.stmt) -> list[str]:
-    """Return the variables that a statement sets by a literal name."""
-    if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        return [
-            each.slice.value
-            for each in targets
-            if isinstance(each, ast.Subscript)
-            and _last_name(each.value) == "environ"
-            and isinstance(each.slice, ast.Constant)
-            and isinstance(each.slice.value, str)
-        ]
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        call = statement.value
-        if _last_name(call.func) in ("putenv", "setdefault", "__setitem__"):
-            first = call.args[0] if call.args else None
-            return (
-                [first.value]
-                if isinstance(first, ast.Constant) and isinstance(first.value, str)
-                else []
-            )
-        if _last_name(call.func) == "update":
-            dicts = [each for each in call.args if isinstance(each, ast.Dict)]
-            keys = [key for each in dicts for key in each.keys if isinstance(key, ast.Constant)]
-            return [str(key.value) for key in keys] + [
-                each.arg for each in call.keywords if each.arg
-            ]
-    return []
+def _variables_set(node: ast.AST) -> list[str]:
+    """Return the names in an assignment to `os.environ[...]`, or in a call that sets variables."""
+    literals: list[ast.AST] = []
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        if _last_name(node.value) == "environ":
+            literals = [node.slice]
+    elif isinstance(node, ast.Call) and _last_name(node.func) in SETTERS:
+        literals = list(ast.walk(node))
+    strings = [each.value for each in literals if isinstance(each, ast.Constant)]
+    keywords = [each.arg for each in literals if isinstance(each, ast.keyword)]
+    return [name for name in [*strings, *keywords] if isinstance(name, str)]
 
 
 def _last_name(node: ast.expr) -> str:
     """Return the last part of a dotted name."""
-    return (
-        node.attr
-        if isinstance(node, ast.Attribute)
-        else node.id
-        if isinstance(node, ast.Name)
-        else ""
-    )
+    name: str = getattr(node, "attr", getattr(node, "id", ""))
+    return name
 
 
 def modules_to_preload(source: str) -> list[str]:
@@ -131,12 +99,7 @@ def modules_to_preload(source: str) -> list[str]:
 
 def count_threads() -> int:
     """Return the number of threads of this process, those of C libraries included."""
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        import threading
-
-        return threading.active_count()
+    return len(os.listdir("/proc/self/task"))
 
 
 def is_device_in_use() -> bool:
@@ -144,12 +107,10 @@ def is_device_in_use() -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
         return True
-    try:
-        links = [
-            os.readlink(f"/proc/self/fd/{name}")
-            for name in os.listdir("/proc/self/fd")
-            if name.isdigit()
-        ]
-    except OSError:
-        return False
-    return any(link.startswith("/dev/nvidia") for link in links)
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("/dev/nvidia"):
+                return True
+        except OSError:  # that of the list itself
+            continue
+    return False

@@ -9,18 +9,17 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.agent.workers import fork_safety, process_tree
-from paceline.agent.workers.rank_variables import REMOVED, thread_count, thread_variables
+from paceline.agent.workers.rank_variables import REMOVED, thread_variables
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
 from paceline.agent.workers.zygote.start import (
     THREADS,
     ZygoteOptions,
     cannot_start,
-    early_variables,
-    import_variables,
     start_zygote,
+    thread_count,
 )
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from paceline.agent.workers.output import OutputCapture
     from paceline.agent.workers.started_ranks import Exit, Launch
 
-HELLO_TIMEOUT = 20.0  # seconds; a zygote sends its hello before it imports torch
 KILL_TIMEOUT = 10.0  # seconds for a zygote to kill what its ranks left behind
 
 
@@ -49,14 +47,21 @@ class ForkedRanks:
 
     @classmethod
     def prepare(cls, launch_spec: LaunchSpec, environ: Mapping[str, str]) -> ForkedRanks:
-        """Adopt the prestarted zygote if it fits, else start one. Does not wait for it."""
-        prestarted = _connect_to_prestarted(environ)
-        if prestarted is not None:
-            zygote, hello = prestarted
-            if _fits(hello, launch_spec, environ):
-                return cls(zygote, hello["pid"])
-            _discard(zygote, hello)
-        return cls(*_start(launch_spec, environ))
+        """Adopt the zygote that the command has started before this agent, else start one. Does not
+        wait for it.
+        """
+        if env.ZYGOTE in environ:
+            descriptor, pid = map(int, environ[env.ZYGOTE].split("/"))
+            os.set_inheritable(descriptor, False)
+            return cls(MessageSocket(socket.socket(fileno=descriptor)), pid)
+        variables = {name: value for name, value in environ.items() if name not in REMOVED}
+        variables.update(launch_spec.variables)
+        options = ZygoteOptions.of(launch_spec, environ)
+        try:
+            ours, pid = start_zygote(launch_spec.python, options, variables)
+        except OSError as error:
+            raise cannot_start(launch_spec.python, error) from error
+        return cls(MessageSocket(ours), pid)
 
     def wait_until_ready(
         self, is_interrupted: Callable[[], bool], say: Callable[[str], None]
@@ -184,79 +189,9 @@ class ForkedRanks:
         process_tree.await_end(self._pid, KILL_TIMEOUT)
 
 
-def _start(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> tuple[MessageSocket, int]:
-    """Start a zygote with all variables of the run."""
-    variables = {name: value for name, value in environ.items() if name not in REMOVED}
-    variables.update(launch_spec.variables)
-    try:
-        ours, pid = start_zygote(
-            launch_spec.python, zygote_options(launch_spec, environ), variables
-        )
-    except OSError as error:
-        raise cannot_start(launch_spec.python, error) from error
-    return MessageSocket(ours), pid
-
-
-def _fits(hello: Mapping[str, Any], launch_spec: LaunchSpec, environ: Mapping[str, str]) -> bool:
-    """Whether a zygote is what this run would start. A `.env` file or paceline.toml may have added
-    variables that imports read.
-    """
-    options = zygote_options(launch_spec, environ)
-    variables = import_variables(launch_spec.variables, only_known=hello["only_known"])
-    expected = (launch_spec.python, options.threads, options.preload)
-    return (hello["python"], hello["threads"], hello["preload"]) == expected and all(
-        hello["environ"].get(name) == value
-        for name, value in {**early_variables(environ), **variables}.items()
-    )
-
-
 def _describe_warm(seconds: int) -> str:
     time = f"{seconds} s" if seconds % 60 else f"{seconds // 60}m"
     return f"torch stays imported for your next runs, for {time}; see `paceline clean --processes`"
-
-
-def zygote_options(
-    launch_spec: LaunchSpec, environ: Mapping[str, str], *, warm: int = 0
-) -> ZygoteOptions:
-    """Return the options of the zygote that a run needs."""
-    return ZygoteOptions(
-        launch_spec.in_snapshot(launch_spec.program),
-        is_module=launch_spec.is_module,
-        threads=thread_count(launch_spec, environ),
-        preload=launch_spec.preload,
-        warm=warm,
-    )
-
-
-def _connect_to_prestarted(
-    environ: Mapping[str, str],
-) -> tuple[MessageSocket, dict[str, Any]] | None:
-    """Return the socket and the hello of the zygote that was started before this agent, if there
-    is one.
-    """
-    number = environ.get(env.ZYGOTE, "")
-    if not number.isdigit():
-        return None
-    try:
-        zygote = MessageSocket(socket.socket(fileno=int(number)))
-        zygote.end.set_inheritable(False)
-        hello, _ = zygote.receive(HELLO_TIMEOUT)
-    except (OSError, ConnectionClosed):
-        return None
-    return zygote, hello
-
-
-def _discard(zygote: MessageSocket, hello: dict[str, Any]) -> None:
-    # it would keep importing for a second or two
-    process_tree.send_signal(hello["pid"], signal.SIGKILL)
-    zygote.close()
-
-
-def discard_prestarted(environ: Mapping[str, str]) -> None:
-    """End the prestarted zygote: these ranks are not forked."""
-    prestarted = _connect_to_prestarted(environ)
-    if prestarted is not None:
-        _discard(*prestarted)
 
 
 def reason_not_to_fork(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> str | None:

@@ -14,7 +14,7 @@ import selectors
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +26,6 @@ PER_RANK_LOGS = 128  # with more ranks than this there is one log per node
 MAX_LINE = 1 << 16  # a longer "line" is passed on in pieces
 MARKS_PER_SECOND = 1.0  # times that are written beside a log, on average
 MARKS_AT_ONCE = 20.0
-# seconds that notes and the ranks' output wait for each other: a console may be blocked
-WAIT_FOR_CONSOLE = 0.2
 
 
 class Sink:
@@ -157,9 +155,7 @@ class OutputCapture:
         self._console = {
             number: Sink(number, f"the console ({number})", self._warn) for number in (1, 2)
         }
-        # reentrant: the thread that holds it may print a warning
-        self._console_lock = threading.RLock()
-        self._line = b""  # what ranks have printed there since the last line break
+        self._line_is_open = False  # what ranks have printed there last has no line break
         self._closing = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
@@ -194,38 +190,13 @@ class OutputCapture:
         return ends[0], ends[1]
 
     def _show(self, number: int, data: bytes) -> None:
-        with self._turn():
-            self._console[number].write(data)
-            *lines, rest = data.rsplit(b"\n", 1)
-            self._line = rest if lines else (self._line + rest)[-1000:]
+        self._console[number].write(data)
+        self._line_is_open = not data.endswith(b"\n") if data else self._line_is_open
 
-    @contextlib.contextmanager
-    def separate_line(self) -> Iterator[str]:
-        """Give a note a line of the terminal to itself: yield what to print before it, and hold
-        back the ranks' output.
-
-        A line with control characters is a progress bar, which is drawn again below the note; other
-        text stays.
-        """
-        with self._turn():
-            yield self._end_line()
-
-    @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Print while nobody else does, unless the other does not come to an end."""
-        is_ours = self._console_lock.acquire(timeout=WAIT_FOR_CONSOLE)
-        try:
-            yield
-        finally:
-            if is_ours:
-                self._console_lock.release()
-
-    def _end_line(self) -> str:
-        line, self._line = self._line, b""
-        if not line or not os.isatty(2):
-            return ""
-        is_bar = b"\r" in line or b"\x1b" in line
-        return "\r\x1b[K" if is_bar and os.environ.get("TERM") != "dumb" else "\n"
+    def line_break(self) -> str:
+        """Return what a note must begin with to get a line of the terminal to itself."""
+        is_open, self._line_is_open = self._line_is_open, False
+        return "\n" if is_open and os.isatty(2) else ""
 
     def start(self) -> None:
         self._thread.start()

@@ -44,14 +44,12 @@ def raise_descriptor_limit(wanted: int) -> int:
     return soft
 
 
-def read_stats(proc: Path = Path("/proc"), *, dead: bool = False) -> dict[int, list[bytes]]:
-    """Map every running process, or every zombie, to the fields of /proc/PID/stat from its state
-    on.
-    """
+def read_stats(proc: Path = Path("/proc")) -> dict[int, list[bytes]]:
+    """Map every running process to the fields of /proc/PID/stat from its state on."""
     stats = {}
     for entry in os.listdir(proc) if sys.platform == "linux" else ():
         fields = _read_stat(f"{proc}/{entry}/stat") if entry.isdigit() else []
-        if fields and (fields[0] in (b"Z", b"X")) is dead:
+        if fields and fields[0] not in (b"Z", b"X"):
             stats[int(entry)] = fields
     return stats
 
@@ -129,11 +127,6 @@ def _thread_states(pid: int) -> Iterator[bytes]:
     for path in Path(f"/proc/{pid}/task").glob("*/stat"):
         with suppress(OSError, IndexError):
             yield path.read_bytes().rpartition(b")")[2].split()[0]
-
-
-def dead_children(parent: int) -> set[int]:
-    """Return the children that have ended and not been reaped."""
-    return {pid for pid, fields in read_stats(dead=True).items() if int(fields[1]) == parent}
 
 
 def is_alive(pid: int) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.agent.workers.zygote.start import THREADS, parse_thread_count
+from paceline.agent.workers.zygote.start import THREADS, parse_thread_count, thread_count
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import FLIGHT_RECORDER, RunFolder
@@ -43,16 +43,6 @@ def thread_variables(threads: int) -> dict[str, str]:
     import: one.
     """
     return {THREADS: str(threads), "MKL_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
-
-
-def thread_count(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> int:
-    """Return the threads of a rank: what the user set, in the spec or the environment, else its
-    share of the cores.
-    """
-    counts = (
-        parse_thread_count(each.get(THREADS, "")) for each in (launch_spec.variables, environ)
-    )
-    return next((count for count in counts if count), launch_spec.threads)
 
 
 def common_variables(

@@ -107,7 +107,7 @@ class StartedRanks(Protocol):
 
     def kill_leftovers(self) -> None:
         """Kill every process that the ranks left behind."""
-        kill_descendants()
+        process_tree.kill_descendants(os.getpid())
 
     def close(self) -> None:
         """Free all resources. Nothing can be started afterwards."""
@@ -132,14 +132,3 @@ def start_process(
     finally:
         for descriptor in ends:
             os.close(descriptor)
-
-
-def kill_descendants() -> None:
-    """Kill and reap all descendants of this agent."""
-    process_tree.kill_descendants(os.getpid())
-    # Only the dead that this process adopted: whoever started a child waits for it.
-    for pid in process_tree.dead_children(os.getpid()):
-        try:
-            os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:
-            continue

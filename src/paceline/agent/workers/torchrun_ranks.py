@@ -12,13 +12,7 @@ import time
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.workers import process_tree
 from paceline.agent.workers.output import OutputCapture
-from paceline.agent.workers.started_ranks import (
-    Exit,
-    Launch,
-    StartedRanks,
-    kill_descendants,
-    start_process,
-)
+from paceline.agent.workers.started_ranks import Exit, Launch, StartedRanks, start_process
 from paceline.agent.workers.zygote.start import python_command
 from paceline.contract import env
 from paceline.contract.heartbeat_file import FINISHED, RUNNING, SAVED_AND_STOPPED
@@ -145,7 +139,7 @@ class TorchrunRanks(StartedRanks):
         if code == 0:
             return [Exit(local_rank, 0, now) for local_rank in self._local_ranks()]
         assert self._output is not None
-        kill_descendants()  # so that all of its output has arrived
+        self.kill_leftovers()  # so that all of its output has arrived
         summary = self._output.tail(TORCHRUN)
         codes = {
             int(local_rank): int(its_code) for local_rank, its_code in FAILED_RANK.findall(summary)

@@ -11,7 +11,6 @@ own zygote in the same way, so another one replaces it if anything has changed.
 from __future__ import annotations
 
 import os
-import resource
 import select
 import signal
 import socket
@@ -27,7 +26,7 @@ from paceline.contract.process import is_open
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping
     from typing import Any
 
 NAME = "paceline-warm"  # of a warm process
@@ -71,7 +70,6 @@ _STATUS = (
     "Cpus_allowed",
     "Mems_allowed",
 )
-_LIMITS = 16  # Linux has as many, from 0 on
 
 Conditions = dict[str, str]
 Later = tuple[MessageSocket, ZygoteOptions]  # the agent's end and the options of a run's zygote
@@ -101,17 +99,15 @@ def read_conditions(python: str, environ: Mapping[str, str]) -> Conditions:
     with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
         fields = (line.partition(":") for line in file)
         found |= {name: value.strip() for name, _, value in fields if name in _STATUS}
-    with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
-        found["the control group"] = file.read()
     for name in os.listdir("/proc/self/ns"):
         found[f"the {name} namespace"] = os.readlink(f"/proc/self/ns/{name}")
-    limits = [resource.getrlimit(number) for number in range(_LIMITS)]
-    scheduling = os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)
-    return found | {
-        "the interpreter": python,
-        "the limits (ulimit)": str(limits),
-        "the scheduling policy or nice": str(scheduling),
-    }
+    with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
+        found["the control group"] = file.read()
+    with open("/proc/self/limits", encoding="utf-8") as file:
+        found["the limits (ulimit)"] = file.read()
+    found["nice"] = str(os.getpriority(os.PRIO_PROCESS, 0))
+    found["the interpreter"] = python
+    return found
 
 
 def difference(before: Mapping[str, object], now: Mapping[str, object]) -> str | None:
@@ -135,54 +131,57 @@ def _socket_path(python: str, *, make: bool = False) -> str | None:
 
 def request_zygote(
     python: str, options: ZygoteOptions, environ: dict[str, str]
-) -> tuple[socket.socket | None, str]:
-    """Return the socket of a zygote for a run in this folder; or None, and why the warm process
-    cannot serve it.
+) -> tuple[socket.socket | None, int, str]:
+    """Return the socket and the process id of a zygote for a run in this folder; or None, 0, and
+    why the warm process cannot serve it.
     """
     path = _socket_path(python)
     connection = _connect(path) if path and all(map(is_open, (0, 1, 2))) else None
     if path is None or connection is None:
-        return None, ""
+        return None, 0, ""
     if any("/dev/fd/" in arg for arg in sys.argv):  # as in: train.py <(zcat data.gz)
         connection.close()
-        return None, "an argument names an open file of your shell"
-    message = {
-        "kind": "start",
+        return None, 0, "an argument names an open file of your shell"
+    request = {
         "options": options.to_args(),
         "conditions": read_conditions(python, environ),
         "environ": environ,
     }
     folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    answer = _ask(connection, message, (0, 1, 2, folder))
+    warm = MessageSocket(connection)
+    try:
+        warm.send(request, (0, 1, 2, folder), timeout=REPLY_TIMEOUT)
+        answer, _ = warm.receive(REPLY_TIMEOUT)
+    except (ConnectionClosed, TimeoutError):
+        os.kill(_peer(connection), signal.SIGKILL)  # it holds our output, and another one starts
+        os.unlink(path)
+        answer = {"refused": "the warm process is not responding"}
     os.close(folder)
-    if answer is not None and answer["kind"] == "accepted":
-        connection.setblocking(True)
-        return connection, ""
-    connection.close()
-    if answer is not None:
-        return None, f"this has changed: {answer['why']}"
-    os.unlink(path)  # another one takes its place
-    return None, "the warm process is not responding"
+    if "refused" in answer:
+        connection.close()
+        return None, 0, answer["refused"]
+    connection.setblocking(True)
+    return connection, answer["pid"], ""
 
 
-def ask_all(kind: str, pids: Collection[int] | None = None) -> list[dict[str, Any]]:
-    """Ask all warm processes of this user, or some, for their status; with "stop", they end."""
+def find_processes() -> list[int]:
+    """Return the warm processes of this user. One ends at a SIGTERM; the runs that it has started
+    go on.
+    """
     folder = os.path.dirname(_socket_path(sys.executable) or "")
-    names = sorted(os.listdir(folder)) if folder else []
-    answers = []
-    for path in (f"{folder}/{name}" for name in names if name.startswith(SOCKET)):
-        answer = _ask_at(path, "status")
-        if answer is not None and (pids is None or answer["pid"] in pids):
-            answers.append(answer if kind == "status" else _ask_at(path, kind) or answer)
-    return answers
+    found = []
+    for name in sorted(os.listdir(folder)) if folder else []:
+        connection = _connect(f"{folder}/{name}") if name.startswith(SOCKET) else None
+        if connection is not None:
+            with connection:
+                found.append(_peer(connection))
+    return found
 
 
-def _ask_at(path: str, kind: str) -> dict[str, Any] | None:
-    connection = _connect(path)
-    if connection is None:
-        return None
-    with connection:
-        return _ask(connection, {"kind": kind})
+def _peer(connection: socket.socket) -> int:
+    """Return the process id at the other end."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int.from_bytes(credentials[:4], sys.byteorder)
 
 
 def _connect(path: str) -> socket.socket | None:
@@ -197,17 +196,6 @@ def _connect(path: str) -> socket.socket | None:
             os.unlink(path)
         return None
     return connection
-
-
-def _ask(
-    connection: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()
-) -> dict[str, Any] | None:
-    warm = MessageSocket(connection)
-    try:
-        warm.send(message, descriptors, timeout=REPLY_TIMEOUT)
-        return warm.receive(REPLY_TIMEOUT)[0]
-    except (ConnectionClosed, OSError):
-        return None
 
 
 # -- the warm process
@@ -257,7 +245,6 @@ class _WarmProcess:
         self.listener, self.path, self.idle, self.conditions = listener, path, idle, conditions
         self.files = dict(_loaded_files())
         self.zygotes: set[int] = set()
-        self.served = 0
         self.deadline = time.monotonic() + idle
 
     def serve(self) -> Later:
@@ -265,7 +252,7 @@ class _WarmProcess:
         from paceline.agent.workers import process_tree
 
         process_tree.name_process(NAME)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, lambda *_: self._end())
         while self.zygotes or time.monotonic() < self.deadline:
             if select.select([self.listener], [], [], REAP_INTERVAL)[0]:
                 client = MessageSocket(self.listener.accept()[0])
@@ -276,38 +263,34 @@ class _WarmProcess:
                 except (ConnectionClosed, TimeoutError):
                     pass
                 client.close()
-            self._reap()
+            while self.zygotes and (pid := os.waitpid(-1, os.WNOHANG)[0]):
+                self.zygotes.discard(pid)
+                self.deadline = time.monotonic() + self.idle
         self._end()
         raise AssertionError("it has ended")
 
     def _answer(
-        self, client: MessageSocket, message: dict[str, Any], descriptors: list[int]
+        self, client: MessageSocket, request: dict[str, Any], descriptors: list[int]
     ) -> Later | None:
-        if message["kind"] != "start":
-            client.send(self._status())
-            if message["kind"] == "stop":
-                self._end()
-            return None
-        changed = difference(self.conditions, message["conditions"])
+        changed = difference(self.conditions, request["conditions"])
         changed = changed or difference(self.files, dict(_loaded_files(self.files)))
         if changed:
             os.unlink(self.path)  # before the answer: another one takes its place
             try:
-                client.send({"kind": "refused", "why": changed})
+                client.send({"refused": f"this has changed: {changed}"})
             finally:  # also if its command is gone: nobody can reach this any more
                 os._exit(0)
-        options = ZygoteOptions.from_args(message["options"])
+        options = ZygoteOptions.from_args(request["options"])
         self.idle, options.warm = options.warm, 0
         pid = os.fork()
         if not pid:
             try:
-                self._become_zygote(message["environ"], descriptors)
-                client.send({"kind": "accepted"})
+                self._become_zygote(request["environ"], descriptors)
+                client.send({"pid": os.getpid()})
             except BaseException:  # its command is gone; and this must not serve others
                 os._exit(1)
             return client, options
         self.zygotes.add(pid)
-        self.served += 1
         for descriptor in descriptors:
             os.close(descriptor)
         return None
@@ -325,23 +308,6 @@ class _WarmProcess:
         os.environ.clear()
         os.environ.update(environ)
         time.tzset()
-
-    def _reap(self) -> None:
-        while self.zygotes and (pid := os.waitpid(-1, os.WNOHANG)[0]):
-            self.zygotes.discard(pid)
-            self.deadline = time.monotonic() + self.idle
-
-    def _status(self) -> dict[str, Any]:
-        torch = sys.modules.get("torch")
-        return {
-            "kind": "status",
-            "pid": os.getpid(),
-            "python": sys.executable,
-            "torch": str(getattr(torch, "__version__", "")),
-            "served": self.served,
-            "running": len(self.zygotes),
-            "left": max(0.0, self.deadline - time.monotonic()),
-        }
 
     def _end(self) -> None:
         os.unlink(self.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -20,14 +21,13 @@ from paceline.contract.environment_file import forget_secrets, read_secret_names
 from paceline.contract.run_folder import STOPPED
 from paceline.contract.sweep_folder import SweepFolder
 from paceline.errors import ClusterError, UsageError
-from paceline.launch import agents
+from paceline.launch.agents import read_warm
 from paceline.launch.launch_spec import staging_request
 from paceline.launch.run_folder import resolve_scratch
 from paceline.slurm import squeue_and_sacct
 from paceline.slurm.job_states import LIVE, UNKNOWN, WAITING
 from paceline.spec.job import Program
 from paceline.spec.load import load_job
-from paceline.spec.quantities import show_seconds
 from paceline.spec.user_files import is_own_folder
 from paceline.staging.cleanup import find_leftovers
 from paceline.staging.request import choose_base
@@ -79,7 +79,7 @@ def command(
     """
     found = [] if processes else _find_files(folder, cached=cached)
     if folder is None and "SLURM_JOB_ID" not in os.environ:
-        found += map(_warm_process, agents.read_warm())
+        found += map(_warm_process, read_warm())
     if as_json:
         listed = [
             {"path": each.path, "reason": each.reason, "removed": yes and each.remove()}
@@ -121,16 +121,14 @@ def _find_files(folder: Path | None, *, cached: bool) -> list[Removable]:
     return found
 
 
-def _warm_process(status: dict[str, Any]) -> Removable:
+def _warm_process(pid: int) -> Removable:
     """Return a process that `run --warm` keeps. Runs that it has started continue when it ends."""
-    left = show_seconds(status["left"])
-    ends = f"{status['running']} running" if status["running"] else f"ends in {left}"
-    reason = (
-        f"warm process: torch {status['torch']} of {status['python']}, "
-        f"{status['served']} warm starts, {ends}"
-    )
-    number = status["pid"]
-    return Removable(f"process {number}", reason, lambda: bool(agents.stop_warm([number])))
+
+    def end() -> bool:
+        os.kill(pid, signal.SIGTERM)
+        return True
+
+    return Removable(f"process {pid}", "warm process: torch stays imported for `run --warm`", end)
 
 
 # -- secrets in the folders of runs that were killed ----------------------------------------------

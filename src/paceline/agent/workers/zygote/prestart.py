@@ -59,21 +59,21 @@ class Prestarted:
 
     def __init__(self, python: str, options: ZygoteOptions, environ: dict[str, str]) -> None:
         self.python, self.options, self.environ, self.replaced = python, options, environ, ""
-        self.pid: int | None = None  # if it is a child of this process
+        self.agent: EarlyAgent | None = None
         connection: socket.socket | None = None
         if options.warm:
-            connection, self.replaced = request_zygote(python, options, environ)
+            connection, self.pid, self.replaced = request_zygote(python, options, environ)
+        self.is_served = connection is not None  # by a warm process, whose child it is
         if connection is None:
             connection, self.pid = start_zygote(python, options, environ)
         self.descriptor = connection.detach()
-        self.agent: EarlyAgent | None = None
 
     def discard(self) -> None:
         """End it: the run needs another one."""
         if self.agent is not None:
             self.agent.discard()
         os.close(self.descriptor)
-        if self.pid is not None:
+        if not self.is_served:
             os.kill(self.pid, signal.SIGKILL)  # it would keep importing for a second or two
             os.waitpid(self.pid, 0)
 
@@ -123,14 +123,14 @@ def start(argv: list[str]) -> None:
     global prestarted
     if len(argv) < 3 or argv[1] != "run" or sys.platform != "linux":
         return
+    environ = dict(os.environ)
     try:
-        options = guess(argv[2:], cores=len(os.sched_getaffinity(0)), environ=dict(os.environ))
+        options = guess(argv[2:], cores=len(os.sched_getaffinity(0)), environ=environ)
         if options is not None:
             typed = _typed_variables(_split(argv[2:])[0])
-            only_known = options.warm > 0 and not options.preload
-            variables = import_variables(typed, only_known=only_known)
-            prestarted = Prestarted(sys.executable, options, {**os.environ, **variables})
-            if prestarted.pid is None:  # with torch imported, the agent would take longest
+            environ.update(import_variables(typed, preload=bool(options.preload)))
+            prestarted = Prestarted(sys.executable, options, environ)
+            if prestarted.is_served:  # with torch imported, the agent would take longest
                 prestarted.agent = EarlyAgent(prestarted.descriptor)
     except (OSError, ValueError):
         return

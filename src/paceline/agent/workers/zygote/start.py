@@ -16,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from paceline.contract.launch_spec import LaunchSpec
     from paceline.errors import LaunchError
 
 # frameworks find torchrun's variables and use them
@@ -55,11 +56,7 @@ def cannot_start(python: str, error: OSError) -> LaunchError:
 
 
 class ZygoteOptions:
-    """The options of a zygote. An agent adopts a prestarted zygote only if it has the options the
-    agent would pass.
-
-    `warm` is for how many seconds a copy of it stays for later runs.
-    """
+    """The options of a zygote. `warm` is for how many seconds a copy of it stays for later runs."""
 
     def __init__(
         self, program: str, *, is_module: bool, threads: int, preload: list[str], warm: int = 0
@@ -69,6 +66,19 @@ class ZygoteOptions:
         self.threads = threads
         self.preload = preload
         self.warm = warm
+
+    @classmethod
+    def of(
+        cls, launch_spec: LaunchSpec, environ: Mapping[str, str], *, warm: int = 0
+    ) -> ZygoteOptions:
+        """Return the options of the zygote that a run needs."""
+        return cls(
+            launch_spec.in_snapshot(launch_spec.program),
+            is_module=launch_spec.is_module,
+            threads=thread_count(launch_spec, environ),
+            preload=launch_spec.preload,
+            warm=warm,
+        )
 
     def to_args(self) -> list[str]:
         return [
@@ -117,6 +127,16 @@ def parse_thread_count(text: str) -> int:
     """
     first = text.partition(",")[0].strip()
     return int(first) if first.isdigit() else 0
+
+
+def thread_count(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> int:
+    """Return the threads of a rank: what the user set, in the spec or the environment, else its
+    share of the cores.
+    """
+    counts = (
+        parse_thread_count(each.get(THREADS, "")) for each in (launch_spec.variables, environ)
+    )
+    return next((count for count in counts if count), launch_spec.threads)
 
 
 # Libraries read these when they load. What torch itself reads is in torch/*/config.py and in its
@@ -186,21 +206,15 @@ def is_read_at_import(name: str) -> bool:
     )
 
 
-def early_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that must be the same in a zygote and in the ranks that it forks."""
+def import_variables(variables: Mapping[str, str], *, preload: bool) -> dict[str, str]:
+    """Return those of a run's own variables that a zygote must have from its start: modules of the
+    user, which it preloads, may read any name.
+    """
+    if preload:
+        others = READ_LATER + READ_BY_RANKS
+        return {name: text for name, text in variables.items() if not name.startswith(others)}
     return {
         name: text
-        for name, text in environ.items()
+        for name, text in variables.items()
         if name.startswith(READ_AT_IMPORT + READ_AT_START) and not name.startswith(READ_LATER)
     }
-
-
-def import_variables(variables: Mapping[str, str], *, only_known: bool) -> dict[str, str]:
-    """Return those of a run's own variables that a zygote needs: imports may read any name.
-
-    `only_known`: it imports nothing but torch and Paceline.
-    """
-    if only_known:
-        return early_variables(variables)
-    others = READ_LATER + READ_BY_RANKS
-    return {name: text for name, text in variables.items() if not name.startswith(others)}

@@ -17,10 +17,9 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from paceline.agent.workers import fork_safety, process_tree
+from paceline.agent.workers import bootstrap, fork_safety, process_tree
 from paceline.agent.workers.rank_variables import thread_variables
 from paceline.agent.workers.warm import read_conditions, stay_warm
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
@@ -40,60 +39,45 @@ def main(args: list[str]) -> None:
     clean_exit.wait_for_torch_at_exit()  # in the ranks: they inherit it
     agent = MessageSocket(socket.socket(fileno=descriptor))
     os.set_inheritable(descriptor, False)
+    rank_spec = None
     try:
-        problem = _greet_and_import(agent, options, is_warm=options.warm > 0)
+        problem = _import_for(options)
         if options.warm and problem is None:
             later = stay_warm(agent, options, conditions)
             if later is not None:
                 # This is another process now, which a later run has asked for.
                 agent, options = later
-                problem = _greet_and_import(agent, options, is_warm=True)
-        if problem is None:
-            problem = _import_modules(options.preload, threads=options.threads, required=True)
+                problem = _import_for(options)
+        problem = problem or _import_modules(options.preload, options, required=True)
         agent.send(problem or {"kind": "ready"})
-    except ConnectionClosed as closed:
-        problem = {"kind": "closed", "why": str(closed)}
-    rank_spec = None if problem else Zygote(agent).serve()
+        rank_spec = None if problem else Zygote(agent).serve()
+    except ConnectionClosed:  # the agent is gone, or needs another zygote
+        process_tree.kill_descendants(os.getpid())
     if rank_spec is None:
         os._exit(0)  # a third of a second sooner than Python, which would first free all of torch
-    from paceline.agent.workers import bootstrap
-
     bootstrap.run_forked_rank(rank_spec)
 
 
-def _greet_and_import(
-    agent: MessageSocket, options: ZygoteOptions, *, is_warm: bool
-) -> dict[str, Any] | None:
-    """Tell the agent what this zygote is, and import what does not belong to the user."""
+def _import_for(options: ZygoteOptions) -> dict[str, Any] | None:
+    """Import torch, and what the script needs of torch and of Paceline: nothing of the user's
+    own.
+    """
     for each in IGNORED_SIGNALS:
         signal.signal(each, signal.SIG_IGN)
-    agent.send(
-        {
-            "kind": "hello",
-            "pid": os.getpid(),
-            "python": sys.executable,
-            "threads": options.threads,
-            "preload": options.preload,
-            "environ": dict(os.environ),
-            "only_known": is_warm and not options.preload,
-        }
-    )
-    # Torch, and what the script needs of torch and of Paceline: nothing of the user's own.
     folder = os.getcwd()
     program = options.program if options.is_module else os.path.join(folder, options.program)
     _, source = frameworks.read_program(program, is_module=options.is_module, import_path=[folder])
     names = ["torch", "torch.distributed", *fork_safety.modules_to_preload(source)]
-    return _import_modules(names, threads=options.threads)
+    return _import_modules(names, options)
 
 
 def _import_modules(
-    names: list[str], *, threads: int, required: bool = False
+    names: list[str], options: ZygoteOptions, *, required: bool = False
 ) -> dict[str, Any] | None:
     """Import modules. Returns a message for the agent if ranks cannot be forked, or if a required
     one is missing.
     """
-    os.environ.update(thread_variables(threads))
-    nvml_check = os.environ.get(NVML_CHECK)
+    os.environ.update(thread_variables(options.threads))
     os.environ[NVML_CHECK] = "1"  # a check for GPUs must not open the driver in this process
     gc.disable()
     for name in names:
@@ -103,17 +87,14 @@ def _import_modules(
             if required:
                 return {"kind": "preload_failed", "module": name, "why": traceback.format_exc()}
             # The script will raise the same error, with a better traceback.
-        if fork_safety.count_threads() > 1:
-            count = fork_safety.count_threads() - 1
+        threads = fork_safety.count_threads() - 1
+        if threads:
             return {
                 "kind": "unsafe",
-                "why": f"importing {name} started {count} thread{'s'[: count > 1]}",
+                "why": f"importing {name} started {threads} thread{'s'[: threads > 1]}",
             }
         if fork_safety.is_device_in_use():
             return {"kind": "unsafe", "why": f"importing {name} opened the GPU driver"}
-    if nvml_check is None:
-        del os.environ[NVML_CHECK]
-    importlib.import_module("paceline.agent.workers.bootstrap")
     # Ranks share the pages that nobody writes to. No collection before the freeze: it takes a
     # twelfth of the import time and frees little.
     gc.freeze()
@@ -127,11 +108,10 @@ class Zygote:
     def __init__(self, agent: MessageSocket) -> None:
         self.agent = agent
         self.ranks: dict[int, int] = {}  # pid -> local rank
-        self.heartbeat = ""
 
-    def serve(self) -> dict[str, Any] | None:
-        """Serve until the socket closes. In each forked child this returns the rank spec, and the
-        child runs it.
+    def serve(self) -> dict[str, Any]:
+        """Serve until the socket closes, which raises `ConnectionClosed`. In each forked child this
+        returns the rank spec, and the child runs it.
         """
         # The agent that adopted us may not be our parent: from here on we end with the socket
         # instead.
@@ -142,31 +122,26 @@ class Zygote:
         os.set_blocking(reader, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        try:
-            while True:
-                select.select([self.agent.fileno(), reader], [], [])
-                with suppress(BlockingIOError):
-                    os.read(reader, 4096)
-                self._reap()
-                for message, descriptors in self.agent.receive_pending():
-                    if message["kind"] == "start":
-                        rank_spec = self._fork_ranks(message, descriptors)
-                        if rank_spec is not None:
-                            signal.set_wakeup_fd(-1)
-                            os.close(reader)
-                            os.close(writer)
-                            return rank_spec
-                    elif message["kind"] == "kill_leftovers":
-                        process_tree.kill_descendants(os.getpid())
-                        self._reap()
-                        self.agent.send({"kind": "killed_leftovers"})
-        except ConnectionClosed:
-            self._kill_all()
-            return None
+        while True:
+            select.select([self.agent.fileno(), reader], [], [])
+            with suppress(BlockingIOError):
+                os.read(reader, 4096)
+            self._reap()
+            for message, descriptors in self.agent.receive_pending():
+                if message["kind"] == "start":
+                    rank_spec = self._fork_ranks(message, descriptors)
+                    if rank_spec is not None:
+                        signal.set_wakeup_fd(-1)
+                        os.close(reader)
+                        os.close(writer)
+                        return rank_spec
+                elif message["kind"] == "kill_leftovers":
+                    process_tree.kill_descendants(os.getpid())
+                    self._reap()
+                    self.agent.send({"kind": "killed_leftovers"})
 
     def _fork_ranks(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
         """Fork the ranks of one attempt. Each takes the next two descriptors for its output."""
-        self.heartbeat = message["common"]["heartbeat"]
         pids: dict[str, int] = {}
         parent = os.getpid()
         for position, rank in enumerate(message["ranks"]):
@@ -209,8 +184,3 @@ class Zygote:
                 self.agent.send(
                     {"kind": "exit", "local_rank": local_rank, "code": code, "time": time.time()}
                 )
-
-    def _kill_all(self) -> None:
-        process_tree.kill_descendants(os.getpid())
-        if self.heartbeat:
-            Path(self.heartbeat).unlink(missing_ok=True)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from paceline.agent.health import lingering_ranks
+from paceline.agent.health import liveness
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.health.lingering_ranks import LingeringRanks
+from paceline.agent.health.liveness import Liveness
 from paceline.agent.workers import process_tree
 from paceline.agent.workers.process_tree import Usage, tree_usage
 from paceline.contract.heartbeat_file import FINISHED, SAVED_AND_STOPPED, SLOT, slot_offset
+from paceline.contract.run_folder import AttemptFolder
 from tests.agent.conftest import Launch, until
 
 # Rank 0 exits at once; rank 1 writes a state as the runtime does (0: it has none), and stays.
@@ -93,72 +95,71 @@ def test_a_rank_that_works_may_outlive_the_others(launch: Launch) -> None:
     assert started.verdicts() == ("done", "done")
 
 
-def test_a_pause_of_the_whole_job_is_not_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, cpu = 1000.0, 0.0
-    monkeypatch.setattr(lingering_ranks, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(
-        process_tree, "tree_usage", lambda pids: {pid: Usage(cpu, 0, False, False) for pid in pids}
-    )
-    launched: Any = SimpleNamespace(
-        launch_spec=SimpleNamespace(style="fork", exit_timeout=30.0),
-        attempt=None,
-        ranks=lambda: [(0, 0), (1, 1)],
-        placement=SimpleNamespace(is_head=True, count=1, host="a"),
-    )
-    workers: Any = SimpleNamespace(pids=lambda: {1: os.getpid()})
-    rendezvous: Any = SimpleNamespace(send=lambda message: None)
-    heartbeats = Heartbeats(2)
-    monitor = LingeringRanks(
-        launched, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous
-    )
-    for seconds in (0.0, 5.0, 5.0, 600.0, 5.0, 5.0):
-        now, cpu = now + seconds, cpu + 2.0
-        assert monitor.check({1}, ended_agents=()) == []
-    for _ in range(5):  # it does nothing from now on
-        now += 5.0
-        assert monitor.check({1}, ended_agents=()) == []
-    now += 5.0
-    assert [(idle.rank, idle.seconds) for idle in monitor.check({1}, ended_agents=())] == [
-        (1, 30.0)
-    ]
-    heartbeats.remove()
+class Watched:
+    """Ranks of one node with processes 1, 2, ...; rank 0 has exited. The clock is the test's own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ranks: int, *, exit_timeout: float) -> None:
+        self.now, self.printed, self.usage = 1000.0, 0, dict.fromkeys(range(ranks), STILL)
+        clock = SimpleNamespace(monotonic=lambda: self.now, time=time.time)
+        monkeypatch.setattr(liveness, "time", clock)
+        monkeypatch.setattr(
+            process_tree, "tree_usage", lambda pids: {pid: self.usage[pid] for pid in pids}
+        )
+        monkeypatch.setattr(process_tree, "is_alive", lambda pid: True)
+        launched: Any = SimpleNamespace(
+            launch_spec=SimpleNamespace(style="fork", exit_timeout=exit_timeout, hang_timeout=0.0),
+            attempt=AttemptFolder(Path("attempt-1"), 1),
+            ranks=lambda: [(rank, rank) for rank in range(ranks)],
+            placement=SimpleNamespace(is_head=True, count=1, host="a"),
+        )
+        workers: Any = SimpleNamespace(pids=lambda: {rank: rank for rank in range(1, ranks)})
+        rendezvous: Any = SimpleNamespace(send=lambda message: None)
+        output: Any = SimpleNamespace(count_bytes=lambda rank: self.printed)
+        self.heartbeats = Heartbeats(ranks)
+        self.ranks = Liveness(
+            launched,
+            workers=workers,
+            output=output,
+            heartbeats=self.heartbeats,
+            rendezvous=rendezvous,
+        )
+
+    def overdue_after(self, left: set[int], most: float = 100.0, every: float = 1.0) -> float:
+        """Return the seconds until these ranks are found to linger; 0 if they are not."""
+        begin = self.now
+        while self.now < begin + most:
+            self.now += every
+            if self.ranks.check(left, ended_agents=()):
+                return self.now - begin
+        return 0.0
+
+
+STILL = Usage(0.0, 0, False, False)
+
+
+def test_a_pause_of_the_whole_job_or_a_line_of_output_is_not_idle_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However little it prints: a script that waits for something prints a line now and then."""
+    watched = Watched(monkeypatch, 2, exit_timeout=30.0)
+    assert watched.overdue_after({1}, most=25, every=5.0) == 0
+    watched.now += 600.0
+    assert watched.overdue_after({1}, most=30, every=5.0) == 0
+    watched.printed = 2
+    assert watched.overdue_after({1}, every=5.0) == 35, "its first check, then the timeout"
+    watched.heartbeats.remove()
 
 
 def test_a_rank_whose_child_or_fellow_has_ended_has_time_to_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now, with_children = 1000.0, {1: True, 2: False}
-    monkeypatch.setattr(lingering_ranks, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(
-        process_tree,
-        "tree_usage",
-        lambda pids: {pid: Usage(0.0, 0, False, with_children[pid]) for pid in pids},
-    )
-    monkeypatch.setattr(process_tree, "is_alive", lambda pid: True)
-    launched: Any = SimpleNamespace(
-        launch_spec=SimpleNamespace(style="fork", exit_timeout=6.0),
-        attempt=None,
-        ranks=lambda: [(0, 0), (1, 1), (2, 2)],
-        placement=SimpleNamespace(is_head=True, count=1, host="a"),
-    )
-    workers: Any = SimpleNamespace(pids=lambda: {1: 1, 2: 2})
-    rendezvous: Any = SimpleNamespace(send=lambda message: None)
-    ranks = LingeringRanks(
-        launched, workers=workers, heartbeats=Heartbeats(3), rendezvous=rendezvous
-    )
-
-    def overdue_after(left: set[int], most: int = 100) -> int:
-        nonlocal now
-        for seconds in range(1, most + 1):
-            now += 1.0
-            if ranks.check(left, ended_agents=()):
-                return seconds
-        return 0
-
-    assert overdue_after({1, 2}, most=50) == 0, "rank 1 has a child, and rank 2 may wait for it"
-    with_children[1] = False
-    assert overdue_after({1, 2}, most=5) == 0, "the child has ended, and rank 1 goes on"
-    assert overdue_after({2}) == 7, "rank 1 has ended: its first check, then the timeout"
+    watched = Watched(monkeypatch, 3, exit_timeout=6.0)
+    watched.usage[1] = Usage(0.0, 0, False, True)
+    assert watched.overdue_after({1, 2}, most=50) == 0, "rank 1 has a child, and rank 2 may wait"
+    watched.usage[1] = STILL
+    assert watched.overdue_after({1, 2}, most=5) == 0, "the child has ended, and rank 1 goes on"
+    assert watched.overdue_after({2}) == 7, "rank 1 has ended: its first check, then the timeout"
+    watched.heartbeats.remove()
 
 
 def test_any_thread_may_wait_for_a_disk(tmp_path: Path) -> None:
