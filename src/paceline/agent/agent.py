@@ -437,7 +437,7 @@ class Agent:
         )
         step, failure = last_step(outcome), outcome.failure
         # of rank 0, for data
-        fields: dict[str, Any] = {"waited": round(self.heartbeats.read_times(0)[0], 3)}
+        fields: dict[str, Any] = {"waited": round(self.heartbeats.read(0).seconds_waited, 3)}
         if failure is not None:
             fields |= {"rank": failure.rank, "host": failure.host, "error": failure.error}
         self.events.write(outcome.verdict, attempt=folder.number, step=step, **fields)

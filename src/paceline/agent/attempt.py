@@ -167,7 +167,8 @@ class Attempt:
 
     def _note_framework(self) -> None:
         """Record the framework that the ranks have imported, for `paceline show`."""
-        found = next(filter(None, map(self.heartbeats.read_framework, self.rank_of)), None)
+        presets = (self.heartbeats.read(local_rank).preset for local_rank in self.rank_of)
+        found = next(filter(None, presets), None)
         if found not in (None, self.framework):
             self.framework = found
             self.events.write("framework", attempt=self.folder.number, name=found.name)
@@ -275,8 +276,9 @@ class Attempt:
         rank = self.rank_of[rank_exit.local_rank]
         heartbeat = self.heartbeats.read(rank_exit.local_rank)
         failure = None
-        script_ended = self.heartbeats.has_script_ended(rank_exit.local_rank)
-        if self.ends_finished and has_finished(heartbeat.state, script_ended=script_ended):
+        if self.ends_finished and has_finished(
+            heartbeat.state, script_ended=bool(heartbeat.script_ended)
+        ):
             rank_exit = Exit(rank_exit.local_rank, 0, rank_exit.time)
         elif rank_exit.code < 0 and self.termination.started and self.folder.error(rank).exists():
             # It had failed on its own, and was slow to exit.
@@ -299,8 +301,8 @@ class Attempt:
                 failure,
                 got_term=self.stop.has_terminated(heartbeat),
                 says_saved=self.stop.says_saved(heartbeat, rank_exit.code),
-                unsaved=self.heartbeats.read_unsaved(rank_exit.local_rank),
-                in_session=self.heartbeats.is_in_session(rank_exit.local_rank),
+                unsaved=heartbeat.unsaved_step - 1 if heartbeat.unsaved_step else None,
+                in_session=bool(heartbeat.in_session),
             )
         )
         if failure is not None and self.termination.started:

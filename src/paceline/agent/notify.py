@@ -235,7 +235,7 @@ class StallNotifier:
         heartbeats = [self._heartbeats.read(each) for each in self._local_ranks]
         steps = None
         progress: object = self._attempt.last_output()  # of scripts without the runtime
-        if any(map(self._heartbeats.is_in_session, self._local_ranks)):
+        if any(each.in_session for each in heartbeats):
             steps = max(each.step for each in heartbeats)
             progress = [(each.step, each.time) for each in heartbeats]
         if progress != self._progress:

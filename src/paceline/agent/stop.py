@@ -21,7 +21,7 @@ from paceline.agent.workers import fork_safety, process_tree
 from paceline.agent.workers.started_ranks import Launch, StartedRanks
 from paceline.contract import frameworks
 from paceline.contract.frameworks import PLAIN_SIGNAL, Preset
-from paceline.contract.heartbeat_file import READY, RUNNING, SAVED_AND_STOPPED
+from paceline.contract.heartbeat_file import READY, RUNNING, SAVED_AND_STOPPED, TAKES_SIGNALS
 from paceline.contract.run_folder import RunFolder
 
 LOST = "without a session it cannot save: progress since the script's own last checkpoint is lost"
@@ -231,7 +231,7 @@ class StopRequest:
             return not self._uses_runtime
         if code or not self.requested or heartbeat.state > READY:
             return code in self._launch_spec.saved_exit_codes
-        preset = self._heartbeats.read_framework(heartbeat.local_rank)
+        preset = heartbeat.preset
         by_preset = (
             preset is not None and preset.saved_exit_code == 0 and self.has_terminated(heartbeat)
         )
@@ -285,7 +285,7 @@ class StopRequest:
 
     @property
     def _has_session(self) -> bool:
-        return any(map(self._heartbeats.is_in_session, range(self._heartbeats.ranks)))
+        return any(slot.in_session for slot in self._heartbeats.read_all())
 
     @functools.cached_property
     def _imports_runtime(self) -> bool:
@@ -330,8 +330,8 @@ class StopRequest:
             or process_tree.has_handler(pid, signal.SIGUSR1)
         ):
             return None
-        local_rank = self._find_rank(pid)
-        preset = None if local_rank is None else self._heartbeats.read_framework(local_rank)
+        slot = self._find_slot(pid)
+        preset = None if slot is None else slot.preset
         if preset is None or not process_tree.has_handler(pid, signal.Signals[preset.stop_signal]):
             return None
         return preset if self._must_end() or self._can_resume(preset) else None
@@ -383,17 +383,16 @@ class StopRequest:
         if self._spawns:
             self._terminate(self._workers.pids().values(), number)
             return
-        local_rank = self._find_rank(pid)
-        is_due = local_rank is not None and self._heartbeats.takes_signals_at_steps(local_rank)
+        slot = self._find_slot(pid)
+        is_due = slot is not None and slot.at_steps == TAKES_SIGNALS
         if is_due and time.monotonic() <= self._term_time:
             self._heartbeats.signal_at_common_step(number)
             self._at_step.add((pid, number))
         elif is_due or (pid, number) not in self._at_step:
             self._terminate([pid], number)
 
-    def _find_rank(self, pid: int) -> int | None:
-        slots = (self._heartbeats.read(local_rank) for local_rank in range(self._heartbeats.ranks))
-        return next((slot.local_rank for slot in slots if slot.pid == pid), None)
+    def _find_slot(self, pid: int) -> Heartbeat | None:
+        return next((slot for slot in self._heartbeats.read_all() if slot.pid == pid), None)
 
     def _terminate(self, pids: Iterable[int], number: int) -> None:
         """Send a signal once. A process that starts the ranks itself passes SIGTERM on, or ends

@@ -74,6 +74,9 @@ _, TAKES_SIGNALS, SIGNALLED = range(3)
 # 1 as long as the rank writes its stacks on SIGUSR2; the script may take the signal for itself.
 WRITES_STACKS = SlotField("=q", after=AT_STEPS)
 
+_FIELDS = (SLOT, SCRIPT_ENDED, UNSAVED, FRAMEWORK, TIMES, IN_SESSION, AT_STEPS, WRITES_STACKS)
+WHOLE_SLOT = struct.Struct("=" + "".join(each.format.removeprefix("=") for each in _FIELDS))
+
 
 class ScriptEnd:
     """Writes `SCRIPT_ENDED` at exit if `is_normal` is set by then.

@@ -19,15 +19,15 @@ def test_each_rank_has_a_slot() -> None:
     try:
         heartbeats.reset(2)
         mark_ready(str(heartbeats.path), 1)
-        assert [heartbeats.read(each).state for each in range(3)] == [0, READY, 0]
+        assert [each.state for each in heartbeats.read_all()] == [0, READY, 0]
         assert heartbeats.read(1).pid == os.getpid()
         assert read_step(str(heartbeats.path), 1) == 0
         rank = RankHeartbeat(str(heartbeats.path), 1)
         rank.mark_unsaved(7)
         rank.mark_session()
         rank.close()
-        assert [heartbeats.is_in_session(each) for each in range(3)] == [False, True, False]
-        assert [heartbeats.read_unsaved(each) for each in range(3)] == [None, 7, None]
+        assert [each.in_session for each in heartbeats.read_all()] == [0, 1, 0]
+        assert [each.unsaved_step for each in heartbeats.read_all()] == [0, 8, 0]
     finally:
         heartbeats.remove()
     assert not heartbeats.path.exists()

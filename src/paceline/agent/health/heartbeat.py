@@ -18,19 +18,12 @@ from pathlib import Path
 from paceline.contract.files import make_own_folder, open_own_file
 from paceline.contract.frameworks import PRESETS, Preset
 from paceline.contract.heartbeat_file import (
-    AT_STEPS,
     FRAMEWORK,
     HEADER,
-    IN_SESSION,
     READY,
-    SCRIPT_ENDED,
     SLOT,
     STEP_SIGNAL,
-    TAKES_SIGNALS,
-    TIMES,
-    UNSAVED,
-    WRITES_STACKS,
-    SlotField,
+    WHOLE_SLOT,
     file_size,
     slot_offset,
 )
@@ -42,7 +35,7 @@ MIN_AGE = 60.0  # seconds; a younger file may belong to an agent that has not lo
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a rank last wrote into its slot."""
+    """What a rank has written into its slot; see `contract.heartbeat_file`."""
 
     local_rank: int
     state: int
@@ -50,6 +43,19 @@ class Heartbeat:
     pid: int
     time: float
     seconds_per_step: float
+    script_ended: int = 0  # nothing of its script is left to run; its process may still exist
+    unsaved_step: int = 0  # of its last state, plus 1, if that could not be saved
+    framework: int = 0
+    seconds_waited: float = 0.0  # for data
+    own_seconds: float = 0.0  # of a step
+    in_session: int = 0  # it has opened a session of the runtime
+    at_steps: int = 0
+    writes_stacks: int = 0  # on SIGUSR2; otherwise the signal belongs to the script
+
+    @property
+    def preset(self) -> Preset | None:
+        """The preset of the framework that the rank has imported."""
+        return PRESETS[self.framework - 1] if self.framework else None
 
 
 class Heartbeats:
@@ -75,54 +81,16 @@ class Heartbeats:
         """Let the ranks that can give themselves a signal after the same optimizer step."""
         STEP_SIGNAL.pack_into(self._map, HEADER.size, number)
 
-    def takes_signals_at_steps(self, local_rank: int) -> bool:
-        """Whether a rank will do so at its next steps; false once it has."""
-        return self._field(AT_STEPS, local_rank) == TAKES_SIGNALS
-
     def mark_terminating(self) -> None:
         """From now on SIGTERM ends a rank; it is no longer a request to save and stop."""
         _, attempt, stop = HEADER.unpack_from(self._map)
         HEADER.pack_into(self._map, 0, 1, attempt, stop)
 
     def read(self, local_rank: int) -> Heartbeat:
-        return Heartbeat(local_rank, *SLOT.unpack_from(self._map, slot_offset(local_rank)))
+        return _read(self._map, local_rank)
 
-    def has_script_ended(self, local_rank: int) -> bool:
-        """Whether nothing of the rank's script is left to run, although its process may still
-        exist.
-        """
-        return bool(self._field(SCRIPT_ENDED, local_rank))
-
-    def read_unsaved(self, local_rank: int) -> int | None:
-        """Return the step of a rank's last state if that could not be saved."""
-        step = self._field(UNSAVED, local_rank)
-        return step - 1 if step else None
-
-    def read_framework(self, local_rank: int) -> Preset | None:
-        """Return the preset of the framework that a rank has imported."""
-        number = self._field(FRAMEWORK, local_rank)
-        return PRESETS[number - 1] if number else None
-
-    def read_times(self, local_rank: int) -> tuple[float, float]:
-        """Return the seconds that a rank has waited for data, and those of a step that are its
-        own.
-        """
-        waited, own = TIMES.unpack_from(self._map, TIMES.offset(local_rank))
-        return waited, own
-
-    def is_in_session(self, local_rank: int) -> bool:
-        """Whether a rank has opened a session of the runtime."""
-        return bool(self._field(IN_SESSION, local_rank))
-
-    def writes_stacks(self, local_rank: int) -> bool:
-        """Whether a rank writes its stacks on SIGUSR2; otherwise the signal belongs to the
-        script.
-        """
-        return bool(self._field(WRITES_STACKS, local_rank))
-
-    def _field(self, field: SlotField, local_rank: int) -> int:
-        number: int = field.unpack_from(self._map, field.offset(local_rank))[0]
-        return number
+    def read_all(self) -> list[Heartbeat]:
+        return [self.read(local_rank) for local_rank in range(self.ranks)]
 
     def remove(self) -> None:
         self._map.close()
@@ -174,19 +142,18 @@ def _remove_abandoned(folder: Path) -> None:
                 path.unlink()
 
 
-def read_file(path: Path, local_rank: int) -> tuple[Heartbeat, tuple[float, float], bool]:
-    """Return a rank's slot, its times and whether it writes stacks, from the file of another agent.
-
-    Raises OSError or ValueError if it is gone.
+def read_file(path: Path, local_rank: int) -> Heartbeat:
+    """Return a rank's slot from the file of another agent. Raises OSError or ValueError if it is
+    gone.
     """
-    content = path.read_bytes()
     try:
-        slot = SLOT.unpack_from(content, slot_offset(local_rank))
-        waited, own = TIMES.unpack_from(content, TIMES.offset(local_rank))
-        writes_stacks = WRITES_STACKS.unpack_from(content, WRITES_STACKS.offset(local_rank))[0]
+        return _read(path.read_bytes(), local_rank)
     except struct.error as error:
         raise ValueError(str(error)) from None
-    return Heartbeat(local_rank, *slot), (waited, own), bool(writes_stacks)
+
+
+def _read(content: bytes | mmap.mmap, local_rank: int) -> Heartbeat:
+    return Heartbeat(local_rank, *WHOLE_SLOT.unpack_from(content, slot_offset(local_rank)))
 
 
 def mark_ready(path: str, local_rank: int) -> None:
@@ -222,6 +189,6 @@ def is_ended(path: str) -> bool:
 def read_step(path: str, local_rank: int) -> int:
     """Return the step that a rank has reached, for its error report."""
     try:
-        return read_file(Path(path), local_rank)[0].step
+        return read_file(Path(path), local_rank).step
     except (OSError, ValueError):
         return 0

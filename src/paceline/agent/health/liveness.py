@@ -181,7 +181,7 @@ class Liveness:
             self._placement.host,
             process_tree.state(slot.pid) if slot.pid else "",
             idle,
-            self._heartbeats.has_script_ended(local_rank),
+            bool(slot.script_ended),
             activity is not None and activity.has_children,
         )
 
@@ -276,7 +276,7 @@ class Liveness:
         paths = {
             slot.pid: self._attempt.stacks(self._rank_of[slot.local_rank])
             for slot in map(self._heartbeats.read, local_ranks)
-            if slot.state >= READY and self._heartbeats.writes_stacks(slot.local_rank)
+            if slot.state >= READY and slot.writes_stacks
         }
         for pid in paths:
             process_tree.send_signal(pid, signal.SIGCONT)  # a stopped process could not write

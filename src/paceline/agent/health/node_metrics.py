@@ -234,10 +234,7 @@ def start_sampler(
 
     def ranks() -> list[list[Any]]:
         numbers = zip(placement.ranks, placement.local_ranks, strict=True)
-        return [
-            rank_row(rank, heartbeats.read(local), heartbeats.read_times(local))
-            for rank, local in numbers
-        ]
+        return [rank_row(rank, heartbeats.read(local)) for rank, local in numbers]
 
     return Sampler(
         run.node_metrics(placement.node),
@@ -250,13 +247,14 @@ def start_sampler(
     )
 
 
-def rank_row(rank: int, heartbeat: Heartbeat, times: tuple[float, float]) -> list[Any]:
+def rank_row(rank: int, heartbeat: Heartbeat) -> list[Any]:
     """Return a rank's number, state, step, seconds since its heartbeat, process state, and how it
     spends its time.
     """
     age = round(max(0.0, time.time() - heartbeat.time), 1) if heartbeat.time else None
     process = process_tree.state(heartbeat.pid) if heartbeat.pid else ""
-    seconds = [round(each, 6) for each in (heartbeat.seconds_per_step, *times)]
+    times = (heartbeat.seconds_per_step, heartbeat.seconds_waited, heartbeat.own_seconds)
+    seconds = [round(each, 6) for each in times]
     return [rank, heartbeat.state, heartbeat.step, age, process, *seconds]
 
 

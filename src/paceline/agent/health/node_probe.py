@@ -40,8 +40,6 @@ class Rank(NamedTuple):
 
     number: int
     heartbeat: Heartbeat
-    times: tuple[float, float]
-    writes_stacks: bool
 
     @property
     def is_stuck(self) -> bool:
@@ -80,7 +78,7 @@ def look(run: RunFolder, *, stacks: bool = False) -> dict[str, Any]:
     """
     host, attempts = _host(), run.attempts()
     ranks = list(_ranks(run, host))
-    rows = [rank_row(rank.number, rank.heartbeat, rank.times) for rank in ranks]
+    rows = [rank_row(rank.number, rank.heartbeat) for rank in ranks]
     found: dict[str, Any] = {"time": time.time(), "host": host, "ranks": rows}
     if not attempts or not ranks:
         return found
@@ -91,7 +89,9 @@ def look(run: RunFolder, *, stacks: bool = False) -> dict[str, Any]:
     elif stacks:
         found["dumped"] = dump_stacks(attempts[-1], ranks)
     found["foreign"] = [
-        rank.number for rank in ranks if rank.heartbeat.state >= READY and not rank.writes_stacks
+        rank.number
+        for rank in ranks
+        if rank.heartbeat.state >= READY and not rank.heartbeat.writes_stacks
     ]
     return found
 
@@ -106,7 +106,7 @@ def _ranks(run: RunFolder, host: str) -> Iterator[Rank]:
             event.get("ranks") or [], event.get("local_ranks") or [], strict=False
         ):
             try:
-                yield Rank(number, *read_file(Path(event["heartbeat"]), local_rank))
+                yield Rank(number, read_file(Path(event["heartbeat"]), local_rank))
             except (OSError, ValueError):
                 continue
 
@@ -152,7 +152,7 @@ def dump_stacks(attempt: AttemptFolder, ranks: Sequence[Rank]) -> list[int]:
     number_of = {
         rank.heartbeat.pid: rank.number
         for rank in ranks
-        if rank.heartbeat.state >= READY and rank.writes_stacks
+        if rank.heartbeat.state >= READY and rank.heartbeat.writes_stacks
     }
     paths = {pid: attempt.stacks(number) for pid, number in number_of.items()}
     return [number_of[pid] for pid in request_stacks(paths)]
