@@ -28,6 +28,12 @@ time.sleep(3600)
 """
 
 
+OPENS_SESSION = (
+    "import paceline.runtime.step_boundary.heartbeat as it; "
+    "it.Heartbeat(os.environ['PACELINE_HEARTBEAT'], 1).mark_session()"
+)
+
+
 @pytest.mark.parametrize(
     ("deed", "how", "seen"),
     [
@@ -54,6 +60,8 @@ time.sleep(3600)
         ("sys.exit(5)", "exit code 5", ""),
         ("sys.exit('too bad')", "exit code 1: too bad", "too bad"),
         ("os._exit(3)", "exit code 3", ""),
+        ("sys.exit(256)", "exit code 1", ""),
+        (f"{OPENS_SESSION}; os._exit(0)", "exit code 0: it left its open session", ""),
         ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL", ""),
         (
             "os.kill(os.getpid(), signal.SIGSEGV)",

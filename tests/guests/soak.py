@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -29,11 +31,8 @@ from rich.progress import track
 from rich.table import Table
 
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.workers.bootstrap import make_rank_spec
-from paceline.agent.workers.zygote.messages import MessageSocket
-from paceline.agent.workers.zygote.start import ZygoteOptions, start_zygote
+from paceline.agent.workers.zygote.start import MessageSocket, ZygoteOptions, start_zygote
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import AttemptFolder
 
 SCRIPT = Path(__file__).with_name("exit_paths.py")
 PATHS = (
@@ -93,31 +92,25 @@ class ZygoteLane:
         spec = LaunchSpec(
             run_id="soak", program=str(SCRIPT), args=[path], cwd=str(folder), nproc=2, style="fork"
         )
-        common = make_rank_spec(
-            spec, attempt=AttemptFolder(folder, 1), heartbeat=str(self.heartbeats.path)
-        )
+        (folder / "attempt-1").mkdir()  # for stacks
+        (folder / "launch.json").write_text(json.dumps(asdict(spec)))
         environ = {
             **os.environ,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
             "WORLD_SIZE": "2",
+            "GROUP_RANK": "0",
+            "PACELINE_RUN": str(folder),
+            "PACELINE_ATTEMPT": "1",
+            "PACELINE_HEARTBEAT": str(self.heartbeats.path),
         }
         logs = [
             os.open(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             for rank in (0, 0, 1, 1)
         ]
-        ranks = [
-            {
-                "rank": rank,
-                "local_rank": rank,
-                "variables": {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            }
-            for rank in (0, 1)
-        ]
+        ranks = {str(rank): {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in (0, 1)}
         self.heartbeats.reset(1)
-        self.zygote.send(
-            {"kind": "start", "common": common, "environ": environ, "ranks": ranks}, logs
-        )
+        self.zygote.send({"kind": "start", "environ": environ, "ranks": ranks}, logs)
         for descriptor in logs:
             os.close(descriptor)
         deadline = time.monotonic() + timeout

@@ -46,13 +46,13 @@ CAUGHT = "exec('try: sys.exit(3)\\nexcept SystemExit: pass')"
 LAUNCHED = """
 import sys
 from pathlib import Path
-from paceline.agent.workers.bootstrap import make_rank_spec, run_rank
+from paceline.agent.workers.bootstrap import run_rank
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 
 Path("train.py").write_text({script!r})
 attempt = RunFolder(Path(".")).attempt(1)
-run_rank(make_rank_spec(LaunchSpec("run", "train.py", []), attempt=attempt, heartbeat=""), rank=0, local_rank=0)
+run_rank(LaunchSpec("run", "train.py", []), attempt, "", rank=0, local_rank=0)
 """
 
 

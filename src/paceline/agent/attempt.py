@@ -98,7 +98,6 @@ class Attempt:
         self.spawns = self.launch_spec.style == "spawn"
         self.kills_before = out_of_memory_kills()
         self.pending: set[int] = set()  # local ranks whose exit is still to come
-        self.ended: set[int] = set()  # local ranks
         self.exits: list[RankExit] = []
         self.failures: list[Failure] = []
         self.stop = StopRequest(launch, workers=workers, heartbeats=heartbeats)
@@ -145,7 +144,8 @@ class Attempt:
                 return outcome
 
     def _running(self) -> set[int]:
-        return set(self.rank_of) - self.ended
+        # the end of one process that starts the ranks is the end of all
+        return set(self.rank_of) if self.spawns and self.pending else set(self.pending)
 
     def _wait(self) -> None:
         sources = (self.requests.fileno(), self.workers.fileno(), self.rendezvous.fileno())
@@ -249,7 +249,6 @@ class Attempt:
             self.termination.start()
         for rank_exit in self.workers.poll():
             self.pending.discard(rank_exit.local_rank)
-            self.ended |= set(self.rank_of) if self.spawns else {rank_exit.local_rank}
             if self._is_unexplained(rank_exit):
                 self.unexplained.append(rank_exit)
             else:
@@ -318,11 +317,13 @@ class Attempt:
         return failure
 
     def _is_failure(self, rank_exit: Exit, *, explained: bool = True) -> bool:
-        if rank_exit.code in (0, *self.launch_spec.saved_exit_codes):
+        heartbeat = self.heartbeats.read(rank_exit.local_rank)
+        if rank_exit.code == 0:
+            return rank_failures.has_left_session(heartbeat)
+        if rank_exit.code in self.launch_spec.saved_exit_codes:
             return False
         if rank_exit.code in rank_failures.TERM_EXITS:
             return not (explained and (self.stop.requested or self.termination.started))
-        heartbeat = self.heartbeats.read(rank_exit.local_rank)
         if self.stop.has_ended(heartbeat, rank_exit.code) or self._is_interrupted(rank_exit):
             return False
         # While this agent terminates the ranks, only what it did not cause counts: it may be the

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.agent import retry_policy
-from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.health.heartbeat import Heartbeat, Heartbeats
 from paceline.agent.workers.output import OutputCapture
 from paceline.agent.workers.started_ranks import Exit, Launch
 from paceline.contract import process
@@ -23,6 +23,7 @@ from paceline.errors import in_one_line
 
 INTERRUPTED = "interrupted"  # a cause beside those of the retry policy: the user asked twice
 TERM_EXITS = (-signal.SIGTERM, 128 + signal.SIGTERM)
+LEFT_SESSION = "it left its open session"
 INTERRUPT_EXITS = (-signal.SIGINT, 128 + signal.SIGINT)
 # An error that matches is the consequence of another rank's death.
 CONSEQUENCE = re.compile(
@@ -167,6 +168,14 @@ class RankExit:
         )
 
 
+def has_left_session(heartbeat: Heartbeat) -> bool:
+    """Whether a rank that has exited did so inside its session, as with `os._exit(0)`: others may
+    wait for it.
+    """
+    is_open = heartbeat.in_session and heartbeat.state <= RUNNING
+    return bool(is_open and not heartbeat.script_ended)
+
+
 def local_time(moment: float, sent: float) -> float:
     """Return a moment of another host in this one's time: clocks differ, but how long ago it was
     does not.
@@ -245,7 +254,7 @@ def _read_failure(
         time=when,
         log=str(log),
         traceback="\n".join(lines[-20:]),
-        last_line=last if code > 0 else "",
+        last_line=last if code > 0 else LEFT_SESSION if code == 0 else "",
         where=read_crash(tail) if cause == retry_policy.CRASH else "",
     )
     is_unguarded = code > 0 and IMPORTING.search(tail) is not None

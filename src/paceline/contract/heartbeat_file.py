@@ -40,12 +40,10 @@ class SlotField(struct.Struct):
 
 
 def slot_offset(local_rank: int) -> int:
-    """Return where the slot of a local rank begins."""
+    """Return where the slot of a local rank begins; that of the number of ranks is the end of the
+    file.
+    """
     return SLOT_SIZE * (local_rank + 1)
-
-
-def file_size(ranks: int) -> int:
-    return SLOT_SIZE * (ranks + 1)
 
 
 # 1 once the script has ended normally, its threads and exit handlers included: only the process is

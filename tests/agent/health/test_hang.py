@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from paceline.agent.health.hang import RankLife, find_hang
+from paceline.agent.health.liveness import RankLife, find_hang
 from paceline.agent.workers import process_tree
 from paceline.contract.heartbeat_file import ABSENT, FINISHED, READY, RUNNING, SAVED_AND_STOPPED
 from paceline.contract.stacks import Frame, Stack

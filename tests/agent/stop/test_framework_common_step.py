@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from paceline.agent.framework_watch import CommonStep
 from paceline.agent.health.heartbeat import Heartbeats
+from paceline.contract.heartbeat_file import TAKES_SIGNALS
 from tests.forked_ranks import Ranks
 
 STEPS = 40

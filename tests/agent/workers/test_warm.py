@@ -18,8 +18,7 @@ import pytest
 
 from paceline.agent.workers import warm as client
 from paceline.agent.workers.warm import difference, read_conditions
-from paceline.agent.workers.zygote.messages import MessageSocket
-from paceline.agent.workers.zygote.start import ZygoteOptions
+from paceline.agent.workers.zygote.start import MessageSocket, ZygoteOptions
 from tests.agent.conftest import is_alive, until
 from tests.fake_torch import FAKE_TORCH
 

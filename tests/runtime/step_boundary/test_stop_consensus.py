@@ -25,7 +25,6 @@ from paceline.contract.heartbeat_file import (
     SAVED_AND_STOPPED,
     SLOT,
     TIMES,
-    file_size,
     slot_offset,
 )
 from tests.forked_ranks import Ranks
@@ -257,7 +256,7 @@ def test_code_after_the_loop_runs_once_even_if_the_script_saves_after_it(
 
 def make_heartbeat_file(tmp_path: Path, *, terminating: int = 0, stop: int = 0) -> Path:
     path = tmp_path / "heartbeat"
-    path.write_bytes(bytes(file_size(2)))
+    path.write_bytes(bytes(slot_offset(2)))
     with path.open("r+b") as file:
         file.write(HEADER.pack(terminating, 1, stop))
     return path

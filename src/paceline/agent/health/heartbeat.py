@@ -24,7 +24,6 @@ from paceline.contract.heartbeat_file import (
     SLOT,
     STEP_SIGNAL,
     WHOLE_SLOT,
-    file_size,
     slot_offset,
 )
 
@@ -63,13 +62,13 @@ class Heartbeats:
 
     def __init__(self, ranks: int) -> None:
         # Open and locked as long as this agent lives: that is how other agents know that it does.
-        self._descriptor, self.path = _create_somewhere(file_size(ranks))
-        self._map = mmap.mmap(self._descriptor, file_size(ranks))
+        self._descriptor, self.path = _create_somewhere(slot_offset(ranks))
+        self._map = mmap.mmap(self._descriptor, slot_offset(ranks))
         self.ranks = ranks
 
     def reset(self, attempt: int) -> None:
         """Clear all slots and requests for a new attempt."""
-        self._map[:] = bytes(file_size(self.ranks))
+        self._map[:] = bytes(slot_offset(self.ranks))
         HEADER.pack_into(self._map, 0, 0, attempt, 0)
 
     def request_stop(self) -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.agent.health import preflight
-from paceline.agent.health.hang import read_dump, request_stacks
 from paceline.agent.health.heartbeat import Heartbeat, read_file
+from paceline.agent.health.liveness import read_dump, request_stacks
 from paceline.agent.health.node_metrics import rank_row
 from paceline.agent.workers import process_tree
 from paceline.contract.foreign_records import read_objects

@@ -44,28 +44,8 @@ WORKING_DIRECTORY_TIMEOUT = 30.0
 STORE_TIMEOUT = 60.0  # seconds; after that, torch's client waits as it always does
 
 
-def make_rank_spec(
-    launch_spec: LaunchSpec, *, attempt: AttemptFolder, heartbeat: str
-) -> dict[str, Any]:
-    """Return what a rank needs besides its variables, as JSON values: it is sent to a zygote."""
-    return {
-        "program": launch_spec.program,
-        "args": launch_spec.args,
-        "is_module": launch_spec.is_module,
-        "import_path": launch_spec.import_path,
-        "cwd": launch_spec.cwd,
-        "threads": launch_spec.threads,
-        "project": launch_spec.work.get("project", ""),
-        "source": launch_spec.source,
-        "saved_exit_codes": sorted(launch_spec.saved_exit_codes),
-        "attempt": attempt.number,
-        "attempt_folder": str(attempt.path),
-        "heartbeat": heartbeat,
-    }
-
-
 def main(_: list[str]) -> None:
-    """Run a rank in a fresh process, described by its environment variables."""
+    """Run a rank, described by its environment variables."""
     environ = os.environ
     if env.PARENT in environ:
         process.die_with_parent(int(environ[env.PARENT]))
@@ -80,31 +60,32 @@ def main(_: list[str]) -> None:
     # A process that spawns the ranks itself is not one: it has no heartbeat slot, and reports for
     # its first rank.
     is_rank = "RANK" in environ
-    first = int(environ["GROUP_RANK"]) * launch_spec.nproc
-    rank = int(environ.get("RANK", first))
-    spec = make_rank_spec(launch_spec, attempt=attempt, heartbeat=environ[env.HEARTBEAT])
+    rank = int(environ.get("RANK", int(environ["GROUP_RANK"]) * launch_spec.nproc))
+    heartbeat_file = environ[env.HEARTBEAT]
     try:
-        run_rank(spec, rank=rank, local_rank=local_rank, is_rank=is_rank)
+        run_rank(
+            launch_spec, attempt, heartbeat_file, rank=rank, local_rank=local_rank, is_rank=is_rank
+        )
     except SystemExit as leaving:
         # torchrun would treat this code as a failure and end the other ranks; the agent knows from
         # the heartbeat.
-        if under_torchrun and leaving.code in spec["saved_exit_codes"]:
+        if under_torchrun and leaving.code in launch_spec.saved_exit_codes:
             raise SystemExit(0) from None
         raise
 
 
-def run_forked_rank(spec: dict[str, Any]) -> None:
-    """Run a rank in a process that a zygote has forked; the spec holds its variables."""
-    for name in [name for name in os.environ if name not in spec["variables"]]:
+def run_forked_rank(variables: dict[str, str]) -> None:
+    """Run a rank with these variables in a process that a zygote has forked."""
+    for name in os.environ.keys() - variables.keys():
         del os.environ[name]
-    os.environ.update(spec["variables"])
+    os.environ.update(variables)
     time.tzset()  # TZ, too, may differ from the zygote's
     tempfile.tempdir = None  # torch asks for it at import, and this rank may have another TMPDIR
     with suppress(OSError):
         os.setsid()  # a group of its own, which the agent ends as a whole
     _reseed()
-    if "torch" in sys.modules:
-        threads = parse_thread_count(os.environ.get(THREADS, "")) or spec["threads"]
+    threads = parse_thread_count(variables.get(THREADS, ""))
+    if "torch" in sys.modules and threads:
         sys.modules["torch"].set_num_threads(threads)
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None:
@@ -113,7 +94,7 @@ def run_forked_rank(spec: dict[str, Any]) -> None:
         if hasattr(distributed, "set_debug_level_from_env"):
             # the import read the zygote's TORCH_DISTRIBUTED_DEBUG
             distributed.set_debug_level_from_env()
-    run_rank(spec, rank=spec["rank"], local_rank=spec["local_rank"])
+    main([])
 
 
 def wait_for_store(distributed: Any, environ: Mapping[str, str]) -> None:
@@ -155,29 +136,36 @@ def await_listener(port: int, timeout: float = STORE_TIMEOUT) -> bool:
     return False
 
 
-def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool = True) -> None:
+def run_rank(
+    spec: LaunchSpec,
+    attempt: AttemptFolder,
+    heartbeat_file: str,
+    *,
+    rank: int,
+    local_rank: int,
+    is_rank: bool = True,
+) -> None:
     """Set up signals, streams and `__main__`, report ready, and run the program. Ends as Python
     itself would.
     """
     for name in REMOVED:
         os.environ.pop(name, None)
-    attempt = AttemptFolder(Path(spec["attempt_folder"]), spec["attempt"])
     clean_exit.protect_ranks()
-    script_end = ScriptEnd(spec["heartbeat"], local_rank)
+    script_end = ScriptEnd(heartbeat_file, local_rank)
     _set_signals()
     _set_streams(rank)
     process_tree.name_process(f"rank-{rank}")
     if is_rank:
         faulthandler.enable(file=2)
         write_stacks_on_signal(
-            attempt.stacks(rank), heartbeat_file=spec["heartbeat"], local_rank=local_rank
+            attempt.stacks(rank), heartbeat_file=heartbeat_file, local_rank=local_rank
         )
-        heartbeat.mark_ready(spec["heartbeat"], local_rank)
-    watch_frameworks(spec["heartbeat"], local_rank)
+        heartbeat.mark_ready(heartbeat_file, local_rank)
+    watch_frameworks(heartbeat_file, local_rank)
     try:
         _enter_working_directory(spec)
-        if spec["project"]:
-            _import_from_copy(spec["project"], spec["source"])
+        if spec.work.get("project"):
+            _import_from_copy(spec.work["project"], spec.source)
         for variable in (env.PROOF, env.SAMPLES):
             if variable in os.environ and is_rank:
                 from paceline.contract.rank_records import RECORDERS
@@ -186,19 +174,21 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
         _run_program(spec)
         process.exit_code, script_end.is_normal = 0, is_rank
     except SystemExit as leaving:
+        if isinstance(leaving.code, int) and leaving.code and not leaving.code & 0xFF:
+            leaving.code = 1  # the kernel keeps eight bits, so this would look like success
         process.exit_code = leaving.code or 0
-        script_end.is_normal = is_rank and process.exit_code in (0, *spec["saved_exit_codes"])
-        if leaving.code in spec["saved_exit_codes"] and is_rank:
-            heartbeat.write_state(spec["heartbeat"], local_rank=local_rank, state=SAVED_AND_STOPPED)
+        script_end.is_normal = is_rank and process.exit_code in (0, *spec.saved_exit_codes)
+        if leaving.code in spec.saved_exit_codes and is_rank:
+            heartbeat.write_state(heartbeat_file, local_rank=local_rank, state=SAVED_AND_STOPPED)
         # not `raise`: libraries replace this function to learn the exit code
         sys.exit(leaving.code)
     except BaseException as error:
         process.exit_code = 1
         if error.__traceback__ is not None:
             error.__traceback__ = _without_our_frames(error.__traceback__)
-        if isinstance(error, KeyboardInterrupt) and heartbeat.is_ended(spec["heartbeat"]):
+        if isinstance(error, KeyboardInterrupt) and heartbeat.is_ended(heartbeat_file):
             raise SystemExit(130) from None  # Ctrl-C: the agent reports it
-        step = heartbeat.read_step(spec["heartbeat"], local_rank)
+        step = heartbeat.read_step(heartbeat_file, local_rank)
         # a rank's own report counts more than its parent's
         if is_rank or not attempt.error(rank).exists():
             report_error(attempt.error(rank), error, rank=rank, step=step)
@@ -236,16 +226,16 @@ def report_error(path: Path, error: BaseException, *, rank: int, step: int) -> N
         write_atomically(path, json.dumps(record))
 
 
-def _enter_working_directory(spec: dict[str, Any]) -> None:
+def _enter_working_directory(spec: LaunchSpec) -> None:
     """Enter it. One of the run's own that does not appear is an error: files would be read and
     written elsewhere.
     """
     deadline = time.monotonic() + WORKING_DIRECTORY_TIMEOUT
     while True:
         try:
-            os.chdir(spec["cwd"])
+            os.chdir(spec.cwd)
         except OSError as problem:
-            if not spec["project"]:
+            if not spec.work.get("project"):
                 return
             # The head agent has just made it, and a network file system may show that to other
             # nodes with a delay.
@@ -256,24 +246,24 @@ def _enter_working_directory(spec: dict[str, Any]) -> None:
             return
 
 
-def _run_program(spec: dict[str, Any]) -> None:
-    if spec["is_module"]:
+def _run_program(spec: LaunchSpec) -> None:
+    if spec.is_module:
         import runpy
 
-        sys.path[:0] = [folder for folder in spec["import_path"] if folder not in sys.path]
-        sys.argv[:] = [spec["program"], *spec["args"]]
+        sys.path[:0] = [folder for folder in spec.import_path if folder not in sys.path]
+        sys.argv[:] = [spec.program, *spec.args]
         sys.modules["__main__"] = _main_module()
         # `python -m` itself calls this; `runpy.run_module` would not leave a real `__main__`
         # behind.
-        runpy._run_module_as_main(spec["program"])  # type: ignore[attr-defined]
+        runpy._run_module_as_main(spec.program)  # type: ignore[attr-defined]
         return
-    path = spec["program"]
+    path = spec.program
     folder = str(Path(path).resolve().parent)
     sys.path[:0] = [
         folder,
-        *(each for each in spec["import_path"] if each != folder and each not in sys.path),
+        *(each for each in spec.import_path if each != folder and each not in sys.path),
     ]
-    sys.argv[:] = [path, *spec["args"]]
+    sys.argv[:] = [path, *spec.args]
     with open(path, "rb") as file:
         source = file.read()
     main = _main_module()

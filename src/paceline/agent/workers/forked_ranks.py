@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from paceline.agent.workers import fork_safety, process_tree
 from paceline.agent.workers.rank_variables import REMOVED, thread_variables
-from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
 from paceline.agent.workers.zygote.start import (
     THREADS,
+    ConnectionClosed,
+    MessageSocket,
     ZygoteOptions,
     cannot_start,
     start_zygote,
@@ -97,26 +98,15 @@ class ForkedRanks:
                     self._ready = True
 
     def start(self, launch: Launch, output: OutputCapture) -> list[int]:
-        from paceline.agent.workers.bootstrap import make_rank_spec
-
         assert self._ready
         assert not self._running
         descriptors: list[int] = []
-        ranks = []
+        variables = {}
         for rank, local_rank in launch.ranks():
             descriptors += output.open(rank)
-            variables = launch.rank_environ(rank, local_rank)
-            ranks.append({"rank": rank, "local_rank": local_rank, "variables": variables})
+            variables[str(local_rank)] = launch.rank_environ(rank, local_rank)
             self._running[local_rank] = 0
-        common = make_rank_spec(
-            launch.launch_spec, attempt=launch.attempt, heartbeat=launch.heartbeat
-        )
-        message = {
-            "kind": "start",
-            "common": common,
-            "environ": launch.common_environ(),
-            "ranks": ranks,
-        }
+        message = {"kind": "start", "environ": launch.common_environ(), "ranks": variables}
         try:
             self._zygote.send(message, descriptors)
         except ConnectionClosed:

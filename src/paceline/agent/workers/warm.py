@@ -18,8 +18,7 @@ import sys
 import time
 import zlib
 
-from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
-from paceline.agent.workers.zygote.start import ZygoteOptions
+from paceline.agent.workers.zygote.start import ConnectionClosed, MessageSocket, ZygoteOptions
 from paceline.contract import gpus
 from paceline.contract.files import find_own_folder, make_own_folder
 from paceline.contract.process import is_open

@@ -22,8 +22,7 @@ from typing import Any
 from paceline.agent.workers import bootstrap, fork_safety, process_tree
 from paceline.agent.workers.rank_variables import thread_variables
 from paceline.agent.workers.warm import read_conditions, stay_warm
-from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
-from paceline.agent.workers.zygote.start import ZygoteOptions
+from paceline.agent.workers.zygote.start import ConnectionClosed, MessageSocket, ZygoteOptions
 from paceline.contract import clean_exit, frameworks, process
 
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -39,7 +38,7 @@ def main(args: list[str]) -> None:
     clean_exit.wait_for_torch_at_exit()  # in the ranks: they inherit it
     agent = MessageSocket(socket.socket(fileno=descriptor))
     os.set_inheritable(descriptor, False)
-    rank_spec = None
+    variables = None
     try:
         problem = _import_for(options)
         if options.warm and problem is None:
@@ -50,12 +49,12 @@ def main(args: list[str]) -> None:
                 problem = _import_for(options)
         problem = problem or _import_modules(options.preload, options, required=True)
         agent.send(problem or {"kind": "ready"})
-        rank_spec = None if problem else Zygote(agent).serve()
+        variables = None if problem else Zygote(agent).serve()
     except ConnectionClosed:  # the agent is gone, or needs another zygote
         process_tree.kill_descendants(os.getpid())
-    if rank_spec is None:
+    if variables is None:
         os._exit(0)  # a third of a second sooner than Python, which would first free all of torch
-    bootstrap.run_forked_rank(rank_spec)
+    bootstrap.run_forked_rank(variables)
 
 
 def _import_for(options: ZygoteOptions) -> dict[str, Any] | None:
@@ -109,9 +108,9 @@ class Zygote:
         self.agent = agent
         self.ranks: dict[int, int] = {}  # pid -> local rank
 
-    def serve(self) -> dict[str, Any]:
+    def serve(self) -> dict[str, str]:
         """Serve until the socket closes, which raises `ConnectionClosed`. In each forked child this
-        returns the rank spec, and the child runs it.
+        returns the variables of its rank.
         """
         # The agent that adopted us may not be our parent: from here on we end with the socket
         # instead.
@@ -129,22 +128,22 @@ class Zygote:
             self._reap()
             for message, descriptors in self.agent.receive_pending():
                 if message["kind"] == "start":
-                    rank_spec = self._fork_ranks(message, descriptors)
-                    if rank_spec is not None:
+                    variables = self._fork_ranks(message, descriptors)
+                    if variables is not None:
                         signal.set_wakeup_fd(-1)
                         os.close(reader)
                         os.close(writer)
-                        return rank_spec
+                        return variables
                 elif message["kind"] == "kill_leftovers":
                     process_tree.kill_descendants(os.getpid())
                     self._reap()
                     self.agent.send({"kind": "killed_leftovers"})
 
-    def _fork_ranks(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
+    def _fork_ranks(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, str] | None:
         """Fork the ranks of one attempt. Each takes the next two descriptors for its output."""
-        pids: dict[str, int] = {}
         parent = os.getpid()
-        for position, rank in enumerate(message["ranks"]):
+        pids: dict[str, int] = {}
+        for position, (local_rank, variables) in enumerate(message["ranks"].items()):
             try:
                 pid = os.fork()
             except OSError as error:
@@ -155,16 +154,12 @@ class Zygote:
                 output = descriptors[2 * position : 2 * position + 2]
                 for number, descriptor in enumerate(output, start=1):
                     os.dup2(descriptor, number)
-                for descriptor in {*descriptors}:
+                for descriptor in descriptors:
                     os.close(descriptor)
                 self.agent.close()
-                return {
-                    **message["common"],
-                    **rank,
-                    "variables": {**message["environ"], **rank["variables"]},
-                }
-            self.ranks[pid] = rank["local_rank"]
-            pids[str(rank["local_rank"])] = pid
+                return {**message["environ"], **variables}
+            self.ranks[pid] = int(local_rank)
+            pids[local_rank] = pid
         for descriptor in descriptors:
             os.close(descriptor)
         self.agent.send({"kind": "started", "pids": pids})

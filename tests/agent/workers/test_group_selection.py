@@ -14,7 +14,7 @@ import pytest
 
 from paceline.agent.attempt import Termination
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.workers.torchrun_ranks import TorchrunRanks
+from paceline.agent.workers.group_selection import TorchrunRanks
 from paceline.agent.workers.zygote.start import python_command
 
 
@@ -53,7 +53,7 @@ def test_torchrun_dies_with_its_agent(tmp_path: Path) -> None:
     (tmp_path / "torch" / "distributed" / "__init__.py").touch()
     (tmp_path / "torch" / "distributed" / "run.py").write_text(TORCHRUN)
     command = [
-        *python_command(sys.executable, "agent.workers.torchrun_ranks"),
+        *python_command(sys.executable, "agent.workers.group_selection"),
         "PARENT",
         "--nnodes=2",
     ]
@@ -75,7 +75,7 @@ def test_torchrun_does_not_start_without_its_agent() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     command = [
-        *python_command(sys.executable, "agent.workers.torchrun_ranks"),
+        *python_command(sys.executable, "agent.workers.group_selection"),
         str(gone.pid),
         "--help",
     ]
