@@ -62,15 +62,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A worker goes on with the room it is in: a Slurm, a login node, a browser and a server of ranks start seldom."""
+    """A worker stays in a room, then takes one without a worker: Slurms, login nodes and servers of ranks start seldom."""
     from xdist.scheduler import LoadFileScheduling
 
     class StaysInARoom(LoadFileScheduling):
         def _assign_work_unit(self, node: Any) -> None:
-            begun = [room_of(file) for file in self.assigned_work[node]]
-            room = begun[-1] if begun else BEGIN[int(node.gateway.id[2:]) % len(BEGIN)]
-            file = next((file for file in self.workqueue if room_of(file) == room), None)
-            if file is not None:
+            rooms = {
+                each: room_of([*files][-1]) for each, files in self.assigned_work.items() if files
+            }
+            own = rooms.get(node, BEGIN[int(node.gateway.id[2:]) % len(BEGIN)])
+            here = [file for file in self.workqueue if room_of(file) == own]
+            unused = [file for file in self.workqueue if room_of(file) not in rooms.values()]
+            for file in [*here, *unused][:1]:
                 self.workqueue.move_to_end(file, last=False)
             super()._assign_work_unit(node)
 
