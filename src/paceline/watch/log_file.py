@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.contract.files import open_without_waiting
@@ -137,19 +137,15 @@ class LineTimes:
     def time_at(self, offset: int) -> float | None:
         """Return when the byte at an offset of the log came; None if nobody knows."""
         if not self._block or not self._block[0][0] <= offset < self._block[-1][0]:
-            index = self._search(lambda mark: mark[0] > offset)
+            marks = range(file_size(self._path) // MARK_SIZE)
+            index = bisect_left(marks, True, key=lambda mark: self._is_after(mark, offset))
             self._block = self._read(max(0, index - 1), self.BLOCK)
         position = bisect_right(self._block, offset, key=lambda mark: mark[0])
         return self._block[position - 1][1] if position else None
 
-    def _search(self, is_after: Callable[[Mark], bool]) -> int:
-        """Return how many marks come before those for which the condition is true."""
-
-        def check(index: int) -> bool:
-            found = self._read(index, 1)
-            return not found or is_after(found[0])
-
-        return bisect_left(range(file_size(self._path) // MARK_SIZE), True, key=check)
+    def _is_after(self, index: int, offset: int) -> bool:
+        found = self._read(index, 1)
+        return not found or found[0][0] > offset
 
     def _read(self, index: int, count: int) -> list[Mark]:
         """Return marks up to the first that is damaged."""

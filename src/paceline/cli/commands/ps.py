@@ -17,8 +17,8 @@ from paceline.spec.quantities import show_seconds
 from paceline.spec.shell_text import to_type
 from paceline.sweep.report import SweepOverview, read_sweep_overview
 from paceline.sweep.results import STATES
+from paceline.ui.terminal.rows import cells
 from paceline.watch import origin
-from paceline.watch.metrics import short_number
 from paceline.watch.overview import Overview, read_rows
 from paceline.watch.records import newest_first
 from paceline.watch.run_status import OVER, STATUSES
@@ -150,33 +150,15 @@ def make_columns(rows: Sequence[Row]) -> list[Column]:
         Column("PROGRAM", rank=5, wraps_at=12),
         Column("WHERE / WHY", rank=1, wraps_at=20),
     ]
-    # the same for all: an older run is older, whenever each was last heard of
-    now = origin.now()
     for row in rows:
-        cells = _sweep_cells(row) if isinstance(row, SweepOverview) else _run_cells(row)
-        age = show_seconds(max(0.0, now - (row.created or now)))
-        cells |= {"STATUS": _status(row), "AGE": age}
+        found = _sweep_cells(row) if isinstance(row, SweepOverview) else cells(row)
+        shown = {
+            **{name: console.cell(text) for name, text in found.items()},
+            "STATUS": _status(row),
+        }
         for column in columns:
-            column.cells.append(cells.get(column.title, ""))
+            column.cells.append(shown.get(column.title, ""))
     return columns
-
-
-def _run_cells(row: Overview) -> dict[str, str]:
-    total = "" if row.total_steps is None else f"/{row.total_steps}"
-    has_rate = row.rate is not None and not row.is_over
-    return {
-        "RUN": console.cell(row.key),
-        "JOB": row.job,
-        "RANKS": f"{row.nodes} x {row.nproc}",
-        "ATTEMPT": str(row.attempts or ""),
-        "STEP": "" if row.step is None else f"{row.step}{total}",
-        "LEFT": "" if row.seconds_left is None else show_seconds(row.seconds_left),
-        "LOSS": "" if row.loss is None else f"{row.loss:.4g}",
-        "RATE": f"{short_number(row.rate or 0.0)} {row.rate_unit}" if has_rate else "",
-        "GOODPUT": "" if row.goodput is None else f"{row.goodput:.0%}",
-        "PROGRAM": console.cell(row.name or row.program),
-        "WHERE / WHY": console.cell(row.detail),
-    }
 
 
 def _sweep_cells(row: SweepOverview) -> dict[str, str]:
@@ -184,11 +166,13 @@ def _sweep_cells(row: SweepOverview) -> dict[str, str]:
     text = ", ".join(f"{count} {state}" for state, count in row.counts.items())
     if row.best is not None:
         text += f"; best {row.metric} {row.best:.4g} ({row.name}-{row.best_trial})"
+    now = origin.now()
     return {
-        "RUN": console.cell(row.name),
+        "RUN": row.name,
         "STEP": f"{ended}/{row.trials}",
+        "AGE": show_seconds(max(0.0, now - (row.created or now))),
         "PROGRAM": f"{row.trials} trial{'s' * (row.trials != 1)}",
-        "WHERE / WHY": console.cell(text),
+        "WHERE / WHY": text,
     }
 
 

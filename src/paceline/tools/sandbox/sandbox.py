@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from paceline.errors import ClusterError, PacelineError, UsageError
 from paceline.tools.sandbox import daemons, network
@@ -56,37 +56,20 @@ class Sandbox:
         cls: type[S],
         folder: Path | str,
         *,
-        nodes: int = 4,
-        cpus: int = 8,
-        memory: int = 4000,
-        gpus: int = 4,
-        gpu_type: str = "",
-        network: str = NAMESPACES,
-        accounting: bool = False,
-        max_array_size: int = 1001,
-        options: dict[str, str] | None = None,
         owner: int | None = None,
         timeout: float = 90.0,
+        **settings: Any,
     ) -> S:
         """Start a cluster and wait until every node is idle. After a failure only the logs remain.
 
+        `settings` are those of `Settings`.
         `owner` is the pid of the process that needs the sandbox. It goes into the sandbox's record.
         """
-        settings = Settings(
-            nodes=nodes,
-            cpus=cpus,
-            memory=memory,
-            gpus=gpus,
-            gpu_type=gpu_type,
-            network=network,
-            accounting=accounting,
-            max_array_size=max_array_size,
-            options=dict(options or {}),
-        )
+        wanted = Settings(**{"network": NAMESPACES, **settings})
         paths = SandboxPaths(Path(folder).absolute())
         paths.check()
-        require(settings)
-        if network == NAMESPACES and os.geteuid() != 0:
+        require(wanted)
+        if wanted.network == NAMESPACES and os.geteuid() != 0:
             raise UsageError(f"--network {NAMESPACES} needs root.", hint=f"Use --network {PLAIN}.")
         if SandboxRecord.load(paths) is not None:
             raise UsageError(
@@ -97,7 +80,7 @@ class Sandbox:
             )
         daemons.make_private(paths.path)
         try:
-            start_all(paths, settings, owner=owner)
+            start_all(paths, wanted, owner=owner)
             sandbox = cls(paths.path)
             sandbox.wait_ready(timeout=timeout)
         except BaseException:

@@ -6,10 +6,9 @@ are left out of a narrow terminal.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -166,7 +165,6 @@ COLOURS = {
 class Column:
     title: str
     width: int
-    cell: Callable[[Overview], Text | str]
     rank: int  # the higher, the sooner it is left out
     right: bool = False
 
@@ -175,10 +173,6 @@ def status_style(status: str, *, over: bool) -> str:
     if status in WAITING:
         return "yellow"
     return COLOURS.get(status, "red" if over else "cyan")
-
-
-def duration(seconds: float | None) -> str:
-    return "" if seconds is None or not math.isfinite(seconds) else show_seconds(max(0.0, seconds))
 
 
 def progress_cell(run: Overview) -> Text:
@@ -190,47 +184,43 @@ def progress_cell(run: Overview) -> Text:
     return Text.assemble((bar(share, 9), "cyan" if not run.is_over else "dim"), f"{share:5.0%}")
 
 
-def _loss(run: Overview) -> str:
-    """Return the loss in the width of its column: a number that is cut would be another one."""
-    text = "" if run.loss is None else short_number(run.loss)
-    return text if len(text) <= LOSS_WIDTH else f"{run.loss:.1e}"
-
-
-def _left(run: Overview) -> str:
-    if run.is_over:
-        return ""
+def cells(run: Overview) -> dict[str, str]:
+    """Return what tables say about a run, by the titles of their columns."""
+    total = "" if run.total_steps is None else f"/{run.total_steps}"
+    left = "" if run.seconds_left is None else show_seconds(run.seconds_left)
     if run.starts is not None:
-        return time.strftime("~%H:%M", time.localtime(run.starts))
-    return duration(run.seconds_left)
-
-
-def _rate(run: Overview) -> str:
-    return "" if run.rate is None or run.is_over else f"{short_number(run.rate)} {run.rate_unit}"
-
-
-def _goodput(run: Overview) -> str:
-    return "" if run.goodput is None else f"{run.goodput:.0%}"
-
-
-def _age(run: Overview) -> str:
-    return "" if run.created is None else duration(origin.now() - run.created).partition(" ")[0]
+        left = time.strftime("~%H:%M", time.localtime(run.starts))
+    loss = "" if run.loss is None else short_number(run.loss)
+    now = origin.now()
+    has_rate = run.rate is not None and not run.is_over
+    return {
+        "RUN": run.key,
+        "STATUS": run.status,
+        "JOB": run.job,
+        "RANKS": f"{run.nodes} x {run.nproc}",
+        "ATTEMPT": str(run.attempts or ""),
+        "STEP": "" if run.step is None else f"{run.step}{total}",
+        "LEFT": "" if run.is_over else left,
+        # a number that is cut would be another one
+        "LOSS": loss if len(loss) <= LOSS_WIDTH else f"{run.loss:.1e}",
+        "RATE": f"{short_number(run.rate or 0.0)} {run.rate_unit}" if has_rate else "",
+        "GOODPUT": "" if run.goodput is None else f"{run.goodput:.0%}",
+        "AGE": show_seconds(max(0.0, now - (run.created or now))),
+        "PROGRAM": run.name or run.program,
+        "WHERE / WHY": run.detail,
+    }
 
 
 COLUMNS = (
-    Column(
-        "STATUS",
-        STATUS_WIDTH,
-        lambda run: Text(plain(run.status), status_style(run.status, over=run.is_over)),
-        0,
-    ),
-    Column("PROGRESS", 14, progress_cell, 1),
-    Column("LOSS", LOSS_WIDTH, _loss, 2, right=True),
-    Column("LEFT", 7, _left, 3, right=True),
-    Column("RATE", 15, _rate, 7, right=True),
-    Column("GOODPUT", 7, _goodput, 5, right=True),
-    Column("JOB", 9, lambda run: plain(run.job), 6),
-    Column("RANKS", 6, lambda run: f"{run.nodes}x{run.nproc}", 8, right=True),
-    Column("AGE", 5, _age, 9, right=True),
+    Column("STATUS", STATUS_WIDTH, 0),
+    Column("PROGRESS", 14, 1),
+    Column("LOSS", LOSS_WIDTH, 2, right=True),
+    Column("LEFT", 7, 3, right=True),
+    Column("RATE", 15, 7, right=True),
+    Column("GOODPUT", 7, 5, right=True),
+    Column("JOB", 9, 6),
+    Column("RANKS", 7, 8, right=True),
+    Column("AGE", 7, 9, right=True),
 )
 
 
@@ -278,14 +268,16 @@ def row_line(row: Row, chosen: Fit) -> Text:
     if row.run is None:
         width = sum(column.width + GAP for column in chosen.columns) + chosen.why
         return line.append_text(_sweep(row, width))
+    shown = {name: Text(plain(text)) for name, text in cells(row.run).items()}
+    shown["STATUS"].stylize(status_style(row.run.status, over=row.run.is_over))
+    shown["PROGRESS"] = progress_cell(row.run)
     for column in chosen.columns:
-        cell = column.cell(row.run)
-        cell = Text(cell) if isinstance(cell, str) else cell
+        cell = shown[column.title]
         if column.right:
             cell.truncate(column.width)
             cell.pad_left(column.width - cell.cell_len)
         _add(line, cell, column.width)
-    why = Text(plain(row.run.detail) if chosen.why else "", "dim")
+    why = Text(shown["WHERE / WHY"].plain if chosen.why else "", "dim")
     why.truncate(chosen.why, overflow="ellipsis")
     return line.append_text(why)
 
