@@ -162,7 +162,7 @@ def test_mistakes_are_named(laptop: Laptop) -> None:
     done = laptop("show", "last", "--on", "plain")
     assert "Submit one with `paceline submit --on plain SCRIPT`" in done.stderr
     assert "PACELINE_SCRATCH" not in done.stderr
-    done = laptop("fetch", "last", "--on", "plain", "--logs", "--all")
+    done = laptop("fetch", "last", "--on", "plain", "--weights", "--all")
     assert done.returncode == 2
     assert "Use only one of" in done.stderr
     done = laptop("fetch", "last", "--on", "plain", "--to", "~nosuch-user/x")

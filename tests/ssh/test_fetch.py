@@ -17,7 +17,7 @@ from paceline.contract.checkpoint import FileChecksum, Marker
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.ssh.connection import Connection
-from paceline.ssh.fetch import ALL, LOGS, RECORDS, WEIGHTS, Fetched, choose_contents, fetch
+from paceline.ssh.fetch import ALL, RECORDS, WEIGHTS, Fetched, choose_contents, fetch
 from tests.ssh.local_connection import HERE
 
 RSYNC = shutil.which("rsync") or ""
@@ -111,10 +111,7 @@ def test_records_come_without_secrets_code_and_what_is_large(
     assert bring(there, here, rsync=rsync).files == 0
 
 
-def test_only_logs_or_the_newest_weights_or_all(there: Path, tmp_path: Path) -> None:
-    logs = bring(there, tmp_path / "logs", LOGS)
-    kept = {"run.json", "attempt-1/rank-0.log", "job-starts/7-0/verdict", "claims/1"}
-    assert names(logs.folder) == {"fetched.json", *kept}
+def test_the_newest_weights_or_all(there: Path, tmp_path: Path) -> None:
     weights = bring(there, tmp_path / "weights", WEIGHTS)
     assert weights.checkpoints == ["step-00000020"]
     found = {name for name in names(weights.folder) if name.startswith("checkpoints/")}
@@ -170,33 +167,12 @@ def test_what_has_grown_comes_and_what_was_changed_here_stays(there: Path, tmp_p
     assert (here / "work" / "project" / "result.csv").read_text() == "other"
 
 
-def test_a_fetch_of_logs_alone_forgets_nothing(there: Path, tmp_path: Path) -> None:
-    here, sample = tmp_path / "here", there / "system" / "node-0.jsonl"
-    sample.parent.mkdir()
-    sample.write_bytes(bytes(11 << 20))  # a record, whatever its size
-    later = sample.stat().st_mtime + 100
-    os.utime(sample, (later, later))
-    bring(there, here)
-    mine = here / "work" / "project" / "result.csv"
-    mine.write_text("mine")
-    os.utime(mine, (later + 1, later + 1))
-    log = there / "attempt-1" / "rank-0.log"
-    log.write_text("one\ntwo\n")
-    os.utime(log, (later + 2, later + 2))
-    assert bring(there, here, LOGS).files == 1
-    sample.write_bytes(bytes(12 << 20))
-    made = bring(there, here)
-    assert [note.partition(" ")[0] for note in made.notes] == ["work/project/result.csv"]
-    assert mine.read_text() == "mine"
-    assert (here / "system" / "node-0.jsonl").stat().st_size == 12 << 20
-
-
 def test_an_older_log_does_not_make_records_look_changed(there: Path, tmp_path: Path) -> None:
     here = tmp_path / "here"
     for name in ("attempt-1/rank-0.log", "job-starts/7-0/verdict", "run.json"):
         os.utime(there / name, (1e9, 1e9))
     bring(there, here)
-    bring(there, here, LOGS)
+    bring(there, here)
     with (there / "metrics.jsonl").open("a") as file:
         file.write("{}\n")
     made = bring(there, here)

@@ -24,9 +24,8 @@ from paceline.ssh.connection import Connection
 from paceline.ssh.rsync import PARTIAL, Route, is_safe_link
 
 TRIES = 5  # of a checkpoint that is damaged there, or that the run removes meanwhile
-RECORDS, LOGS, WEIGHTS, ALL = "records", "logs", "weights", "all"
+RECORDS, WEIGHTS, ALL = "records", "weights", "all"
 SMALL = 10 << 20  # bytes: larger results come only if asked for
-LOG_FILES = ("run.json", "launch.json", "job", "requeues", "cancelled", "slurm.log")
 LOG_FOLDERS = ("claims", "job-starts")  # and attempt-N
 LARGE_FILES = ("paceline.zip",)
 SECRETS = ("environment.sh",)  # in whatever folder of a run: they never leave the cluster
@@ -81,8 +80,6 @@ def _comes(row: Row, what: str, checkpoints: Collection[str], folder: RunFolder)
     if what == ALL:
         return True
     is_log = top in LOG_FOLDERS or top.startswith("attempt-")
-    if what == LOGS:
-        return name in LOG_FILES or (bool(rest) and is_log)
     if is_log or not rest or top in ("events", "system"):
         return name not in LARGE_FILES
     return size <= SMALL and not (top == "work" and _is_code(row, folder))

@@ -99,11 +99,9 @@ def _start(plan: builds.BuildPlan, *, local: bool) -> BuildProgress:
         raise NoSlurm(
             "sbatch was not found.", hint=f"Build here with `{to_type('env build --local')}`."
         )
-    live = builds.find_live_build(plan.target)
-    folder, number = live or (plan.folder, builds.submit_build(plan))
-    text = f"building {plan.target.path} as job {number}"
-    print(f"job {number} is already building it; following that job" if live else text, flush=True)
-    return BuildProgress(plan.target, folder, job=number, query=query_states)
+    number = builds.submit_build(plan)
+    print(f"building {plan.target.path} as job {number}", flush=True)
+    return BuildProgress(plan.target, plan.folder, job=number, query=query_states)
 
 
 def follow(watch: BuildProgress) -> bool:

@@ -32,9 +32,6 @@ def command(
     weights: Annotated[
         bool, typer.Option("--weights", help="Also fetch the newest intact checkpoint.")
     ] = False,
-    logs: Annotated[
-        bool, typer.Option("--logs", help="Fetch only the logs, and what `paceline logs` needs.")
-    ] = False,
     everything: Annotated[
         bool,
         typer.Option(
@@ -102,16 +99,14 @@ def _serve(run: str, asked: list[str]) -> int:
 def forwarded(asked: Forwarded) -> int:
     """Fetch a run from the cluster that `--on` names."""
     from paceline.cli.on_cluster import ask
-    from paceline.ssh.fetch import ALL, LOGS, RECORDS, WEIGHTS, fetch
+    from paceline.ssh.fetch import ALL, RECORDS, WEIGHTS, fetch
 
     values, to = asked.values, asked.values.get("to")
     place = None if to is None else expand_home(to)
-    flags = {"weights": WEIGHTS, "logs": LOGS, "everything": ALL}
+    flags = {"weights": WEIGHTS, "everything": ALL}
     chosen = [what for name, what in flags.items() if values.get(name)] or [RECORDS]
     if len(chosen) > 1:
-        raise UsageError(
-            "Use only one of --weights, --logs and --all.", hint="--all includes the others."
-        )
+        raise UsageError("Use only one of --weights and --all.", hint="--all includes the weights.")
 
     def listing(skip: Sequence[str]) -> tuple[Connection, Mapping[str, Any]]:
         run = str(values.get("run") or "last")

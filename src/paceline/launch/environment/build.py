@@ -9,9 +9,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from paceline.contract.redaction import redact
 from paceline.contract.run_folder import write_atomically
@@ -199,18 +197,6 @@ def start_local_build(plan: BuildPlan) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-
-
-def find_live_build(target: StoredEnvironment) -> tuple[BuildFolder, str] | None:
-    """Return a job that builds the same environment, if there is one."""
-    jobs: dict[str, Path] = {}
-    for path in target.path.parent.glob(f"{target.key}.build-*"):
-        with suppress(OSError):  # a local build, or one that is just being submitted
-            jobs[(path / "job").read_text(encoding="utf-8").strip()] = path
-    for job, state in squeue_and_sacct.states(jobs).items():
-        if state.phase in (LIVE, WAITING):
-            return BuildFolder(jobs[job]), job
-    return None
 
 
 def require_buildable(job: Job) -> None:
