@@ -57,7 +57,7 @@ COMMANDS = {
         "find out why a run hangs, is slow or died; check a machine or a job",
     ),
     "shell": ("paceline.cli.commands.shell", "open a shell on a node, with a job's environment"),
-    "env": ("paceline.cli.commands.env", "build and list environments of runs"),
+    "env": ("paceline.cli.commands.env", "build environments of runs"),
     "data": (
         "paceline.cli.commands.data",
         "send data to a cluster; inspect and pack the data that runs stage",

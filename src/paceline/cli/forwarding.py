@@ -24,7 +24,7 @@ HERE, ALL = "here", "all"  # as --on: this machine, whatever paceline.toml says;
 # Commands that have the option, by their key: the module, and the subcommand if a module has several.
 FORWARDED = {
     *("submit", "sweep", "sweep_show", "sweep_cancel", "ps", "show", "logs", "wait", "report"),
-    *("cancel", "sync", "doctor", "shell", "env_build", "env_list"),
+    *("cancel", "sync", "doctor", "shell", "env_build"),
     *("data_stage", "data_push", "clean", "fetch", "top", "ui", "init"),
 }
 ASKS = ("submit", "sweep", "doctor", "shell", "env_build")  # they may send code or secrets
@@ -47,7 +47,7 @@ class Forwarded(Exception):
 
 
 def key_of(command: Any) -> str:
-    """Return the name of a command in tables: `ps`, `sweep_show`, `env_list`."""
+    """Return the name of a command in tables: `ps`, `sweep_show`, `env_build`."""
     module = str(getattr(command.callback, "__module__", "")).rpartition(".")[2]
     is_alone = getattr(command.callback, "__name__", "") == "command"
     return module if is_alone else f"{module}_{command.name}"

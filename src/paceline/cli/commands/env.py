@@ -1,4 +1,4 @@
-"""`paceline env`: build and list the environments of runs."""
+"""`paceline env`: build the environments of runs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from paceline.launch.environment.build_script import BuildResources
 from paceline.launch.environment.store import EnvironmentInputs, StoredEnvironment
 from paceline.slurm import commands as slurm
 from paceline.spec.job import Job, Program
-from paceline.spec.load import load_job, validate_flag
+from paceline.spec.load import validate_flag
 from paceline.spec.option import PATH, Flag
 from paceline.spec.quantities import show_seconds
 from paceline.spec.settings import FILE
 from paceline.spec.shell_text import cluster, to_type
 from paceline.watch.scheduler import query_states
 
-app = make_group("Build and list the environments of runs.")
+app = make_group("Build the environments of runs.")
 
 FILES = "FILE"  # the source of requirements that were typed
 # Keys whose flags set the size of the build job here, and not that of runs.
@@ -139,24 +139,4 @@ def _print_usage(job: Job, inputs: EnvironmentInputs, target: StoredEnvironment)
         print("runs that are submitted from now on use it")
     else:
         print(f'to use it, write into {FILE}:\n\n[{table}]\nkind = "{inputs.kind}"\n{line}')
-    return 0
-
-
-@app.command("list", cls=GroupedCommand)
-def show_all(
-    *, config: typer_options.Config = None, cluster_profile: typer_options.ClusterProfile = None
-) -> int:
-    """List the environments that were built for this project."""
-    job = load_job(
-        Program("env"), config=config, profile=cluster_profile, cluster=typer_options.this_cluster()
-    )
-    store = stored.store_path(job, os.environ)
-    found = stored.list_environments(store)
-    for each in found:
-        record = each.record()
-        built = clock.strftime("%Y-%m-%d %H:%M", clock.localtime(record["built"]))
-        parts = (f"python {record['python'] or '-'}", record.get("base"), *record["modules"])
-        what = f"{', '.join(record['from'])}  ({', '.join(filter(None, parts))})"
-        print(f"{each.key}  {built}  {what}")
-    print(f"in {store}" if found else f"no environments in {store}")
     return 0

@@ -123,7 +123,7 @@ def _torch_lines(lines: list[str]) -> list[str]:
 
 
 def _marker(inputs: EnvironmentInputs) -> str:
-    """Return the marker, for people and for `paceline env list`."""
+    """Return the marker: what the environment was built from."""
     value = {
         "kind": inputs.kind,
         "key": inputs.key,

@@ -15,9 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from paceline.contract.foreign_records import read_object
 from paceline.errors import EnvironmentProblem, SpecError
 from paceline.launch.environment.activation import module_section, module_variables, probe
 from paceline.launch.environment.build_script import IMAGE, MARKER, is_remote
@@ -287,18 +285,9 @@ class StoredEnvironment:
     def image(self) -> Path:
         return self.path / IMAGE
 
-    def record(self) -> dict[str, Any]:
-        return read_object(self.path / MARKER)
-
 
 def store_path(job: Job, environ: Mapping[str, str]) -> Path:
     return resolve_scratch(job, environ) / job.project_name / STORE
-
-
-def list_environments(store: Path) -> list[StoredEnvironment]:
-    """Return all environments of a store, oldest first."""
-    found = [StoredEnvironment(marker.parent) for marker in store.glob(f"*/{MARKER}")]
-    return sorted(found, key=lambda each: each.record()["built"])
 
 
 def environment_inputs(job: Job, environ: Mapping[str, str]) -> EnvironmentInputs:
