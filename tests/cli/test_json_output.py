@@ -84,15 +84,6 @@ def test_sweep_show(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert answer["trials"][1]["point"] == {"lr": 0.1}
 
 
-def test_doctor(capsys: pytest.CaptureFixture[str], scratch: Path) -> None:
-    folder = RunFolder(scratch / "p" / "e" / "20260101-000001-aaaa")
-    folder.path.mkdir(parents=True)
-    folder.run_json.write_text("{}")
-    answer = ask(capsys, "doctor", str(folder.path), code=None)
-    assert answer["findings"][0]["text"].startswith("20260101-000001-aaaa is lost")
-    assert {"about", "level", "text", "hint", "evidence", "docs"} <= answer["findings"][0].keys()
-
-
 def test_clean(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     left = tmp_path / own_folder_name() / "run-1-0"
     left.parent.mkdir(mode=0o700)

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from paceline.cli import dispatch, run_command, typer_options
 from paceline.cli.commands import doctor, env, run, shell, submit, sweep
 from paceline.errors import UsageError
-from paceline.spec.option import NUMBER, PATH, SWITCH, Option, read_flags
+from paceline.spec.option import PATH, SWITCH, Option, read_flags
 from paceline.spec.settings import TABLE, Tables, options_of
 
 Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -121,10 +121,6 @@ def test_a_shell_takes_any_time_limit_since_it_is_not_requeued(
     assert "--time=00:15:00" in capsys.readouterr().out
 
 
-def test_missing_flags_set_nothing() -> None:
-    assert read_flags(typed("submit", nodes=None, exclusive=None, data=[], env=None), {}) == []
-
-
 def test_flags_are_named_as_typed() -> None:
     found = read_flags(
         typed(
@@ -167,11 +163,6 @@ def test_restarts_are_attempts_after_the_first(command: str) -> None:
         (flag.name, flag.key, flag.value)
         for flag in read_flags(typed(command, max_restarts="x"), {})
     ] == [("--max-restarts", "resume.max_attempts", "x")]
-
-
-def test_invalid_numbers_are_left_to_validation() -> None:
-    nodes = next(option for option in ALL if option.kind == NUMBER and option.name == "--nodes")
-    assert [flag.value for flag in read_flags([(nodes, "two")], {})] == ["two"]
 
 
 @pytest.mark.parametrize(

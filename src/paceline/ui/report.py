@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -190,16 +190,14 @@ def bundle_modules(folder: Path, entry: str = "app") -> str:
     """
     parts: dict[str, str] = {}
 
-    def add(name: str, on_the_way: Sequence[str]) -> None:
-        if name in on_the_way:
-            raise ValueError(f"modules import each other: {' -> '.join([*on_the_way, name])}")
+    def add(name: str) -> None:
         text = (folder / f"{name}.js").read_text(encoding="utf-8")
         for _, other in _IMPORT.findall(text):
             if other not in parts:
-                add(other, [*on_the_way, name])
+                add(other)
         exported = ", ".join(_EXPORT.findall(text))
         body = _EXPORT.sub("", _IMPORT.sub(r"const { \1 } = $\2;\n", text))
         parts[name] = f"const ${name} = (() => {{\n{body}return {{ {exported} }};\n}})();\n"
 
-    add(entry, [])
+    add(entry)
     return '"use strict";\n' + "".join(parts.values())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from paceline.ui.report import STATIC, bundle_modules
 
 
@@ -27,14 +25,6 @@ def test_modules_keep_their_own_names(tmp_path: Path) -> None:
     assert bundled.index("$c =") < bundled.index("$b =") < bundled.index("$a =")
     assert "const { twice } = $b;" in bundled
     assert "return { twice };" in bundled
-
-
-def test_modules_that_import_each_other_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a -> b -> a"):
-        bundle_modules(
-            write(tmp_path, a='import { x } from "./b.js";\n', b='import { y } from "./a.js";\n'),
-            "a",
-        )
 
 
 def test_every_module_is_part_of_the_page() -> None:

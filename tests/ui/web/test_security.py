@@ -76,16 +76,6 @@ def test_a_foreign_host_is_refused(client: httpx.Client, host: str) -> None:
     assert client.get("api/runs", headers={"host": host}).status_code in (400, 403)
 
 
-def test_two_hosts_are_refused(shared: Served) -> None:
-    request = (
-        f"GET {shared.access.path}api/runs HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil\r\nCookie: "
-    )
-    with socket.create_connection(("127.0.0.1", shared.port)) as connection:
-        cookie = f"{shared.access.name}={shared.access.token}"
-        connection.sendall(f"{request}{cookie}\r\nConnection: close\r\n\r\n".encode())
-        assert connection.recv(100).split()[1] in (b"400", b"403")
-
-
 def test_a_tunnel_may_have_another_port(client: httpx.Client) -> None:
     assert client.get("api/runs", headers={"host": "localhost:1234"}).status_code == 200
 
@@ -102,11 +92,6 @@ def test_a_tunnel_may_have_another_port(client: httpx.Client) -> None:
 )
 def test_requests_of_other_pages_are_refused(client: httpx.Client, headers: dict[str, str]) -> None:
     assert client.get("api/runs", headers=headers).status_code == 403
-
-
-def test_our_own_page_may_ask(client: httpx.Client, shared: Served) -> None:
-    headers = {"origin": f"http://127.0.0.1:{shared.port}", "sec-fetch-site": "same-origin"}
-    assert client.get("api/runs", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -158,10 +143,8 @@ def test_every_answer_says_what_browsers_may_do(client: httpx.Client, shared: Se
     assert "server" not in refused.headers
 
 
-def test_other_methods_and_actions_are_refused(client: httpx.Client, shared: Served) -> None:
+def test_other_methods_are_refused(client: httpx.Client, shared: Served) -> None:
     own = {"origin": f"http://127.0.0.1:{shared.port}"}
-    assert client.post(f"api/runs/{RUN}/cancel").status_code == 403
-    assert client.post(f"api/runs/{RUN}/cancel", headers=own).status_code in (403, 405)
     assert client.put("api/runs", headers=own).status_code == 405
     assert client.delete("api/runs", headers=own).status_code == 405
 
