@@ -10,8 +10,8 @@ from paceline.sweep.report import SweepOverview
 from paceline.ui.terminal.panes import sweep_facts
 from paceline.ui.terminal.rows import (
     LOSS_WIDTH,
-    _loss,
     arrange,
+    cells,
     fit,
     liveliness,
     row_line,
@@ -188,5 +188,5 @@ def test_foreign_text_is_one_line_without_control_characters() -> None:
     ("loss", "shown"), [(7.781e-09, "7.8e-09"), (-2.311e-15, "-2.3e-15"), (0.12345, "0.1235")]
 )
 def test_no_digit_of_a_loss_is_cut(loss: float, shown: str) -> None:
-    assert _loss(replace(RUN, loss=loss)) == shown
+    assert cells(replace(RUN, loss=loss))["LOSS"] == shown
     assert len(shown) <= LOSS_WIDTH
