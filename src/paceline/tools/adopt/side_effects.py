@@ -52,15 +52,19 @@ class SideEffects:
             if not done.isdisjoint((node, *self.script.ancestors(node))):
                 continue
             if isinstance(node, ast.Assign) and "CUDA_VISIBLE_DEVICES" in ast.dump(node.targets[0]):
-                text = "remove this: it gives all ranks the same GPUs"
-                yield Remark(node.lineno, text, must=True)
+                yield Remark(
+                    node.lineno, "remove this: it gives all ranks the same GPUs", must=True
+                )
             if (edit := self.device_edit(node)) is not None and self.is_ready(node):
                 done |= {node} if edit.start == self.source.start(node) else set()
                 yield edit
             elif _has_number(node):
-                text = "all ranks would use this one GPU: leave out the number, so that each rank "
-                line = self.script.statement(node).lineno
-                yield Remark(line, f"{text}uses its own", must=True)
+                yield Remark(
+                    self.script.statement(node).lineno,
+                    "all ranks would use this one GPU: leave out the number, so that each rank "
+                    "uses its own",
+                    must=True,
+                )
 
     def device_edit(self, node: ast.AST) -> Edit | None:
         """Return the edit for a node that names a device. Defaults of arguments stay."""
@@ -109,9 +113,12 @@ class SideEffects:
                 start = self.source.start(statement)
                 yield Edit(start, start, f"{head}{indent}{self.source.unit}", SAVE)
             else:
-                text = f"all ranks write this file: write it only if {self.run}.is_rank_zero, and "
-                text += "keep whatever the other ranks need outside"
-                yield Remark(call.lineno, text, must=last_name(call) != "open")
+                yield Remark(
+                    call.lineno,
+                    f"all ranks write this file: write it only if {self.run}.is_rank_zero, and "
+                    "keep whatever the other ranks need outside",
+                    must=last_name(call) != "open",
+                )
 
     def _writes(self, call: ast.Call) -> bool:
         """Whether a call writes a file, other than one of memory or with a name of its own."""
@@ -134,8 +141,11 @@ class SideEffects:
             if known or tried or not (path or name in ("os.makedirs", "os.mkdir", "shutil.rmtree")):
                 continue
             if name == "shutil.rmtree":
-                text = "all ranks remove this folder, even while others use it: do it on one only"
-                yield Remark(call.lineno, text, must=True)
+                yield Remark(
+                    call.lineno,
+                    "all ranks remove this folder, even while others use it: do it on one only",
+                    must=True,
+                )
             elif self.is_ready(call) and name != "os.mkdir":
                 yield self.source.add_argument(call, "exist_ok=True", FOLDER)
             else:

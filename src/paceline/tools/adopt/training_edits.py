@@ -64,65 +64,82 @@ def obstacles(found: Training, run: str) -> Iterator[Remark]:
     for loop in found.step_loops:
         yield from _loop_obstacles(found, loop, run)
     for call in found.shared:
-        what = "this DataLoader feeds training and other loops: make a separate loader for training"
-        yield _must(call.lineno, f"{what}, with {run}.loader(dataset, batch_size=...)")
+        yield _must(
+            call.lineno,
+            "this DataLoader feeds training and other loops: make a separate loader for training, "
+            f"with {run}.loader(dataset, batch_size=...)",
+        )
     for call in found.loaders:
         given, size = _given(call), _given(call).get("batch_size")
         starred = given.keys() & {None, "generator"} or any(
             isinstance(each, ast.Starred) for each in call.args
         )
         if starred or "dataset" not in given or getattr(size, "value", 1) is None:
-            text = (
+            yield _must(
+                call.lineno,
                 f"make this loader with {run}.loader(dataset, batch_size=...), of a dataset that "
+                "returns samples, not batches",
             )
-            yield _must(call.lineno, text + "returns samples, not batches")
         elif size is None and not given.keys() & {"batch_sampler"}:
-            text = "the batch size is 1 (torch's default), which ranks cannot share: raise it"
-            yield _must(call.lineno, text)
+            yield _must(
+                call.lineno,
+                "the batch size is 1 (torch's default), which ranks cannot share: raise it",
+            )
     for model in found.models:
         place = _wrap_place(found, model)
         if place is None:
-            text = f"call {run}.wrap(model) for each model before this: {WRAP}"
-            yield _must(model.lineno, text)
+            yield _must(model.lineno, f"call {run}.wrap(model) for each model before this: {WRAP}")
     if found.step_loops and not found.models:
-        text = f"no optimizer of model.parameters() was found: call {run}.wrap(model) before you "
-        yield _must(found.backwards[0].lineno, text + "create it")
+        yield _must(
+            found.backwards[0].lineno,
+            f"no optimizer of model.parameters() was found: call {run}.wrap(model) before you "
+            "create it",
+        )
     for call in script.calls_of(*PARALLEL):
-        text = f"remove this, and `.module` of its result: {run}.wrap does it, on all ranks"
-        yield _must(call.lineno, text)
+        yield _must(
+            call.lineno,
+            f"remove this, and `.module` of its result: {run}.wrap does it, on all ranks",
+        )
     for call in script.calls_of("torch.compile"):
-        text = f"compile with {run}.wrap(model, compile=True) instead, before the optimizer"
-        yield _must(call.lineno, text)
+        yield _must(
+            call.lineno,
+            f"compile with {run}.wrap(model, compile=True) instead, before the optimizer",
+        )
     for call in script.calls:
         if last_name(call) == "step" and call.args and last_name(call.args[0]) in script.functions:
-            text = f"use {run}.update(optimizer, closure=closure), and {run}.backward(loss) in the "
-            text += "closure, so that all ranks get the loss and the gradients of all ranks"
-            yield _must(call.lineno, text)
+            yield _must(
+                call.lineno,
+                f"use {run}.update(optimizer, closure=closure), and {run}.backward(loss) in the "
+                "closure, so that all ranks get the loss and the gradients of all ranks",
+            )
 
 
 def _loop_obstacles(found: Training, loop: LoopNode, run: str) -> Iterator[Remark]:
     script = found.script
     if isinstance(loop, ast.While) or range_of(loop) or not loaders_of(script, loop):
-        text = "this training loop does not read a DataLoader of this script, so every rank would "
-        text += (
-            f"train on all of the data: write `for batch in {run}.steps(loader):`, with a loader"
+        yield _must(
+            loop.lineno,
+            "this training loop does not read a DataLoader of this script, so every rank would "
+            f"train on all of the data: write `for batch in {run}.steps(loader):`, with a loader "
+            f"of {run}.loader(dataset, batch_size=...)",
         )
-        yield _must(loop.lineno, f"{text} of {run}.loader(dataset, batch_size=...)")
         return
     inner = unwrap(loop.iter)
     reads_all = unwrap(loop.iter, tuple({*WRAPPERS} - {"list"})) is not inner
     bar = _bar(script, inner)
     apart = bar is not None and script.loop_around(bar) is not script.loop_around(loop)
     if reads_all or apart:
-        text = f"iterate over {run}.steps(loader) itself, anew in each epoch"
-        yield _must(loop.lineno, text)
+        yield _must(loop.lineno, f"iterate over {run}.steps(loader) itself, anew in each epoch")
     for call in found.backwards:
         above = list(script.ancestors(call))
         around = above[: above.index(loop)] if loop in above else []
         tests = [ast.unparse(each.test) for each in around if isinstance(each, ast.If)]
         if any(word in test for test in tests for word in ("phase", "split", "mode", "train")):
-            text = "this loop trains and evaluates: use a separate loop for each, and train over "
-            yield _must(loop.lineno, f"{text}{run}.steps(loader)")
+            yield _must(
+                loop.lineno,
+                "this loop trains and evaluates: use a separate loop for each, and train over "
+                f"{run}.steps(loader)",
+            )
 
 
 def _bar(script: Script, node: ast.expr) -> ast.expr | None:
@@ -291,11 +308,12 @@ def change_loops(found: Training, run: str) -> Iterator[Edit | Remark]:
     names = _saved(found, (loops or found.step_loops)[0]) if counted or once else None
     loop = (loops or found.step_loops)[0]
     if names is None:
-        text = (
+        yield Remark(
+            loop.lineno,
             "nothing is resumed: this is not one loop over `range(n)`, or what it trains may not "
+            f"exist before it. To resume, count with {run}.epochs(n), from 0, and call "
+            f"{run}.resume(model=model, optimizer=optimizer) before it",
         )
-        text += f"exist before it. To resume, count with {run}.epochs(n), from 0, and call "
-        yield Remark(loop.lineno, f"{text}{run}.resume(model=model, optimizer=optimizer) before it")
     else:
         arguments = ", ".join(f"{name.rpartition('.')[2]}={name}" for name in names)
         yield source.line_before(loop, f"{run}.resume({arguments})", RESUME)
