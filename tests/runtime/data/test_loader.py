@@ -172,13 +172,6 @@ def test_loading_does_not_disturb_the_global_generators() -> None:
     assert found == expected
 
 
-def test_without_augment_seeds_a_data_set_gets_plain_indices() -> None:
-    loader = MapLoader(
-        list(range(8)), batch_size=4, shuffle=False, augment_seeds=False, identity=Identity()
-    )
-    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
 def test_a_plain_loop_goes_from_epoch_to_epoch() -> None:
     loader = MapLoader(list(range(8)), batch_size=4, seed=1, identity=Identity())
     first, second = [torch.cat(list(loader)) for _ in range(2)]
@@ -226,22 +219,6 @@ def test_workers_start_anew_for_each_pass_unless_they_shall_persist(persistent: 
     assert len({process for _, process in passes}) == (1 if persistent else 3)
 
 
-def test_without_augment_seeds_every_rank_and_worker_draws_its_own_numbers() -> None:
-    drawn = []
-    for rank in range(2):
-        loader = MapLoader(
-            Random(16), batch_size=4, num_workers=2, augment_seeds=False, identity=Identity(rank, 2)
-        )
-        drawn += [value for batch in loader for value in batch.tolist()]
-        loader.close()
-    assert len(set(drawn)) == 16
-
-
-class Random(Numbers):
-    def __getitem__(self, index: int) -> float:  # type: ignore[override]
-        return torch.rand((), dtype=torch.float64).item()
-
-
 def test_invalid_combinations_are_rejected() -> None:
     with pytest.raises(UsageError, match="torch DataLoader"):
         make_loader(DataLoader(Noisy(8)), batch_size=4)
@@ -275,12 +252,7 @@ def test_workers_can_be_started_in_another_way(data: Any) -> None:
 
 
 def test_options_that_a_data_set_cannot_have_are_rejected() -> None:
-    for options in (
-        {"sampler": [1]},
-        {"persistent_workers": True},
-        {"augment_seeds": False},
-        {"resident": True},
-    ):
+    for options in ({"sampler": [1]}, {"persistent_workers": True}, {"resident": True}):
         with pytest.raises(UsageError, match=f"{next(iter(options))}.* doesn't work with Counting"):
             make_loader(Counting(8), batch_size=4, **options)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="sharded=True is for iterables"):

@@ -194,9 +194,7 @@ def _read(source: Any, num_workers: int | None) -> EvaluationData:
         data.options = LoaderOptions(
             collate_fn=data.options.collate_fn, pin_memory=data.options.pin_memory
         )
-    data.options = replace(
-        data.options, num_workers=workers, augment_seeds=True, persistent_workers=False
-    )
+    data.options = replace(data.options, num_workers=workers, persistent_workers=False)
     return data
 
 

@@ -37,25 +37,24 @@ class Source(Protocol):
 
 
 class SeededDataset(Dataset[T], Generic[T]):
-    """A dataset whose keys are (epoch, number, index) and whose items each have a seed of (seed,
-    epoch, number).
+    """A dataset whose keys are ((seed, epoch), number, index), and whose items each have a seed of
+    (seed, epoch, number).
 
     A dataset that fetches whole batches (`__getitems__`, as Hugging Face datasets do) is asked for
     them, unless it draws random numbers: these would depend on how batches are split. Its items are
     then fetched one by one.
     """
 
-    def __init__(self, dataset: Any, seed: int) -> None:
+    def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self.seed = seed
         inner = dataset
         while isinstance(inner, Subset):  # always has `__getitems__`, but only passes it on
             inner = inner.dataset
         self.fetches_batches = callable(getattr(inner, "__getitems__", None))
 
-    def __getitem__(self, key: tuple[int, int, Any]) -> T:
-        epoch, number, index = key
-        seed_host(derive_seed(self.seed, epoch, number))
+    def __getitem__(self, key: tuple[tuple[int, int], int, Any]) -> T:
+        seed_and_epoch, number, index = key
+        seed_host(derive_seed(*seed_and_epoch, number))
         item: T = self.dataset[index]
         return item
 
@@ -63,8 +62,8 @@ class SeededDataset(Dataset[T], Generic[T]):
         if type(keys[0]) is PaddingKey:
             return [PaddingItem(self[keys[0].key])]
         if self.fetches_batches:
-            epoch, number, _ = keys[0]
-            seed_host(derive_seed(self.seed, epoch, number))
+            seed_and_epoch, number, _ = keys[0]
+            seed_host(derive_seed(*seed_and_epoch, number))
             before = host_state()
             items: list[Any] = self.dataset.__getitems__([index for _, _, index in keys])
             if host_state() == before:
@@ -101,61 +100,48 @@ class ItemSource:
         self.dataset = dataset
         self.device = device
         self.options = options
-        self._seed = seed
-        self._rank = rank
-        self._seeded: SeededDataset[Any] = SeededDataset(dataset, seed)
+        self.seed, self.rank = seed, rank
         self._keys = _BatchKeys()
         self.workers = WorkerLoader(
             self,
-            self._seeded if options.augment_seeds else dataset,
+            SeededDataset(dataset),
             options,
             collate_fn=options.collate_fn,
             batch_sampler=self._keys,
             pin_memory=device is not None and device.type == "cuda",
         )
 
-    @property
-    def seed(self) -> int:
-        return self._seed
-
-    @seed.setter
-    def seed(self, seed: int) -> None:
-        """Take a seed from a checkpoint. Running workers hold the old one."""
-        self.close()
-        self._seed = self._seeded.seed = seed
-
     def count_samples(self) -> int:
         return len(self.dataset)
 
     def batches(self, order: EpochOrder, slices: Iterator[Slice], epoch: int) -> Iterator[Any]:
         self._keys.keys = self._keys_of(order, slices, epoch)
-        self.workers.generator.manual_seed(derive_seed(self._seed, epoch, -1, self._rank))
+        self.workers.generator.manual_seed(derive_seed(self.seed, epoch, -1, self.rank))
         batches = self.workers.begin_pass()
-        if not self.options.num_workers and self.options.augment_seeds:
+        if not self.options.num_workers:
             batches = _preserve_rng(batches)
         return transfer_batches(batches, self.device)
 
     def _keys_of(
         self, order: EpochOrder, slices: Iterator[Slice], epoch: int
     ) -> Iterator[list[Any]]:
-        """Yield the keys of each batch: indices, or (epoch, number, index) for a `SeededDataset`.
+        """Yield the keys of each batch: ((seed, epoch), number, index) of each item.
 
         The number is the index. A sampler may yield an index twice, so there it is the position in
         the epoch.
         """
         # empty slices become empty batches
         pads = isinstance(self.options.collate_fn, BatchCollate)
+        now = (self.seed, epoch)
         for part in slices:
             rows = order.keys[part.start : part.stop]
             rows = rows.tolist() if isinstance(rows, torch.Tensor) else rows
             if pads and not part.count:
-                yield [PaddingKey((epoch, part.start, rows[0]))]
-            elif not self.options.augment_seeds:
-                yield rows
+                yield [PaddingKey((now, part.start, rows[0]))]
             elif order.is_sampled:
-                yield [(epoch, number, row) for number, row in enumerate(rows, part.start)]
+                yield [(now, number, row) for number, row in enumerate(rows, part.start)]
             else:
-                yield [(epoch, row, row) for row in rows]
+                yield [(now, row, row) for row in rows]
 
     def close(self) -> None:
         """Stop the workers now."""

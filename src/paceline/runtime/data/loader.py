@@ -1,8 +1,7 @@
 """`make_loader`: the loader for any dataset. `MapLoader`: the one for map-style datasets, with a
 global batch size, world-size invariance, and exact resume within an epoch.
 
-`MapLoader` and `StreamLoader` share one interface: `micro_batches(epoch)`, `steps_per_epoch`,
-`state_dict`, `load_state_dict` and `close`.
+`MapLoader` and `StreamLoader` share one interface, that of `EpochLoader`.
 """
 
 from __future__ import annotations
@@ -11,35 +10,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.errors import CheckpointError, UsageError
+from paceline.runtime.data.epoch_loader import EpochLoader
 from paceline.runtime.data.item_source import ItemSource, Source
-from paceline.runtime.data.sample_assignment import EpochPlan, MicroBatch, check_not_in_steps
+from paceline.runtime.data.sample_assignment import EpochPlan, MicroBatch
 from paceline.runtime.data.sample_order import EpochOrder, Permutation, Sampled, check_same_order
 from paceline.runtime.data.stream_loader import StreamLoader
 from paceline.runtime.data.tensor_source import TensorSource, count_samples, find_tensors
-from paceline.runtime.data.workers import LoaderOptions
-from paceline.runtime.distributed.identity import Identity, read_identity
 
 
 def make_loader(
     dataset: Any,
     *,
     batch_size: int | None = None,
-    accumulate: int = 1,
     shuffle: bool | None = None,
     drop_last: bool | None = None,
     sampler: Iterable[Any] | None = None,
     batch_sampler: Iterable[Any] | None = None,
-    seed: int = 0,
-    identity: Identity | None = None,
-    device: torch.device | str | None = None,
     resident: bool = False,
     transform: Callable[..., Any] | None = None,
     sharded: bool = False,
-    group: Any = None,
     **options: Any,
 ) -> MapLoader | StreamLoader:
     """Return a `MapLoader`, or a `StreamLoader` if the dataset is iterable-style.
@@ -47,8 +39,8 @@ def make_loader(
     Map-style datasets are shuffled by default. A `sampler` decides the order instead, and a
     `batch_sampler` the global batches as well. `transform` is a function of the batches of a
     resident dataset. `sharded` means that an iterable already splits itself by rank and worker.
-    Ranks use `group` to agree on the end of an iterable; a gloo group keeps the device out of it.
-    Other options are those of `LoaderOptions`.
+    Other options are those of `EpochLoader` and `LoaderOptions`. Ranks use `group` to agree on the
+    end of an iterable; a gloo group keeps the device out of it.
     """
     if isinstance(dataset, DataLoader):
         raise UsageError(
@@ -57,6 +49,7 @@ def make_loader(
             "num_workers=...).",
         )
     _check_batches(batch_size, shuffle, drop_last, sampler, batch_sampler)
+    options |= {"batch_size": batch_size, "drop_last": drop_last is not False}
     if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__getitem__"):
         if sharded:
             raise UsageError(
@@ -66,44 +59,29 @@ def make_loader(
             )
         return MapLoader(
             dataset,
-            batch_size=batch_size,
-            accumulate=accumulate,
             shuffle=shuffle is not False,
-            drop_last=drop_last is not False,
             sampler=sampler,
             batch_sampler=batch_sampler,
-            seed=seed,
-            identity=identity,
-            device=device,
-            group=group,
             resident=resident,
             transform=transform,
             **options,
         )
-    _check_stream(
-        dataset,
-        {
-            "shuffle": shuffle,
-            "resident": resident,
-            "transform": transform,
-            "sampler": sampler,
-            "batch_sampler": batch_sampler,
-            "persistent_workers": options.get("persistent_workers"),
-            "augment_seeds": options.get("augment_seeds") is False,
-        },
-    )
-    return StreamLoader(
-        dataset,
-        batch_size=batch_size or 0,
-        accumulate=accumulate,
-        drop_last=drop_last is not False,
-        sharded=sharded,
-        seed=seed,
-        identity=identity,
-        device=device,
-        group=group,
-        **options,
-    )
+    without_meaning = {
+        "shuffle": shuffle,
+        "resident": resident,
+        "transform": transform,
+        "sampler": sampler,
+        "batch_sampler": batch_sampler,
+        "persistent_workers": options.get("persistent_workers"),
+    }
+    for name, value in without_meaning.items():
+        if value:
+            raise UsageError(
+                f"{name} doesn't work with {type(dataset).__name__}: a stream decides its own "
+                "order, and its workers restart for each pass.",
+                hint=f"Remove {name}, or use a dataset with __len__ and __getitem__.",
+            )
+    return StreamLoader(dataset, sharded=sharded, **options)
 
 
 def _check_batches(
@@ -133,46 +111,28 @@ def _check_batches(
             raise UsageError(f"{decides}, so {name} has no meaning.", hint=f"Remove {name}.")
 
 
-def _check_stream(dataset: Any, given: Mapping[str, Any]) -> None:
-    """Reject options that have no meaning for a stream."""
-    for name, value in given.items():
-        if value:
-            raise UsageError(
-                f"{name} doesn't work with {type(dataset).__name__}: a stream decides its own "
-                "order, its items always have seeds, and its workers restart for each pass.",
-                hint=f"Remove {name}, or use a dataset with __len__ and __getitem__.",
-            )
-
-
-class MapLoader:
+class MapLoader(EpochLoader):
     """Batches of a map-style dataset, or of plain tensors.
 
     `batch_size` is global. So are the batches of a `batch_sampler`: each is one step, split between
     the ranks.
     """
 
+    # streams may have more state than the epoch and the step, which differs between ranks
+    saves_positions = False
+
     def __init__(
         self,
         dataset: Any,
         *,
-        batch_size: int | None = None,
-        accumulate: int = 1,
         shuffle: bool = True,
-        drop_last: bool = True,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
-        seed: int = 0,
-        identity: Identity | None = None,
-        device: torch.device | str | None = None,
-        group: Any = None,
         resident: bool = False,
         transform: Callable[..., Any] | None = None,
         **options: Any,
     ) -> None:
-        self.device = torch.device(device) if device is not None else None
-        self.dataset, self.group, self.seed = dataset, group, seed
-        self.options = LoaderOptions(**options)
-        identity = identity if identity is not None else read_identity()
+        super().__init__(dataset, **options)
         if transform is not None and not resident:
             raise UsageError(
                 "transform works on batches of a dataset that is on the device, so it needs "
@@ -194,100 +154,52 @@ class MapLoader:
                 device=self.device,
                 resident=resident,
                 transform=transform,
-                seed=seed,
+                seed=self.seed,
             )
         else:
             self.source = ItemSource(
-                dataset, self.options, seed=seed, rank=identity.rank, device=self.device
+                dataset, self.options, seed=self.seed, rank=self.identity.rank, device=self.device
             )
         self.shuffle = shuffle if chosen is None else None
-        self.order: Permutation | Sampled = (
-            Permutation(samples, shuffle=shuffle)
-            if chosen is None
-            else Sampled(chosen, in_batches=batch_sampler is not None, dataset=dataset)
-        )
-        first = self.order.draw(seed, 0) if chosen is not None else None
+        self.order: Permutation | Sampled = Permutation(samples, shuffle=shuffle)
+        sizes = None
+        if chosen is not None:
+            self.order = Sampled(chosen, in_batches=batch_sampler is not None, dataset=dataset)
+            first = self.order.draw(self.seed, 0)
+            samples, sizes = len(first.keys), first.sizes
         self.plan = EpochPlan(
-            samples if first is None else len(first.keys),
-            batch_size,
-            identity,
-            accumulate,
-            drop_last,
-            None if first is None else first.sizes,
+            samples, self.batch_size, self.identity, self.accumulate, self.drop_last, sizes
         )
-        self.epoch = 0  # (epoch, step) is the position of the next batch
-        self.step = 0
         self._digest: str | None = None  # of the sampler's order in this epoch
-        # the position that was loaded, until `run.steps` uses it
-        self._resumed: tuple[int, int] | None = None
-        self._continues = False  # whether the next plain loop begins where a checkpoint was saved
-        self._in_steps = False
 
     @property
-    def steps_per_epoch(self) -> int:
+    def steps_per_epoch(self) -> int:  # type: ignore[override]
         """The number of optimizer steps in an epoch, whatever the number of ranks and
         micro-steps.
         """
         return self.plan.steps
 
-    @property
-    def accumulate(self) -> int:
-        return self.plan.accumulate
-
-    @property
-    def batch_size(self) -> int | None:
-        """The global batch size; None if a batch sampler decides it."""
-        return self.plan.batch_size
-
-    @property
-    def saves_positions(self) -> bool:
-        """Whether the state holds more than the epoch and the step, and so differs between
-        ranks.
+    def __len__(self) -> int:
+        """Return the number of global batches, which is `steps_per_epoch`: what a schedule
+        counts.
         """
-        return False
+        return self.steps_per_epoch
 
-    def first_step(self, epoch: int) -> int:
-        """Return how many steps of this epoch are done."""
-        return self._resumed[1] if self._resumed and self._resumed[0] == epoch else 0
-
-    def forget_position(self) -> None:
-        """Begin the next loop of `run.steps` at its first step: the position that was loaded is
-        another loop's.
-        """
-        self._resumed = None
-
-    def micro_batches(self, epoch: int, first_step: int | None = None) -> Iterator[MicroBatch]:
-        """Yield one epoch from `first_step`, which defaults to the loaded position if that is in
-        this epoch.
-
-        A step counts as taken once its last micro-batch has been yielded: save between steps.
-        """
-        check_not_in_steps(self._in_steps)
-        self._in_steps = in_steps = first_step is None
-        if first_step is None:
-            first_step, self._resumed = self.first_step(epoch), None
-        try:
-            order = self.draw_order(epoch, first_step)
-            self.epoch, self.step = epoch, first_step
-            if first_step >= self.steps_per_epoch:
-                return
-            world_size = self.plan.identity.world_size
-            batches = self.source.batches(order, self.plan.slices(first_step), epoch)
-            for part, data in zip(self.plan.slices(first_step), batches, strict=True):
-                if part.last:
-                    self.step = part.step + 1
-                yield MicroBatch(
-                    data,
-                    part.count,
-                    part.global_count,
-                    part.index,
-                    part.last,
-                    part.step,
-                    world_size,
-                )
-        finally:
-            if in_steps:
-                self._in_steps = False
+    def _read(
+        self, epoch: int, first_step: int, position: Mapping[str, Any]
+    ) -> Iterator[MicroBatch]:
+        order = self.draw_order(epoch, first_step)
+        self._begin(epoch, first_step)
+        if first_step >= self.steps_per_epoch:
+            return
+        world_size = self.identity.world_size
+        batches = self.source.batches(order, self.plan.slices(first_step), epoch)
+        for part, data in zip(self.plan.slices(first_step), batches, strict=True):
+            if part.last:
+                self.step = part.step + 1
+            yield MicroBatch(
+                data, part.count, part.global_count, part.index, part.last, part.step, world_size
+            )
 
     def draw_order(self, epoch: int, first_step: int) -> EpochOrder:
         """Return the samples of an epoch that begins or continues at a step."""
@@ -301,38 +213,18 @@ class MapLoader:
         order = self.order.draw(self.seed, epoch)
         if not order.is_sampled:
             return order
-        check_same_order(order, self.plan.identity, self.group)
+        check_same_order(order, self.identity, self.group)
         if first_step and epoch == self.epoch and self._digest not in (None, order.digest):
             raise CheckpointError(
                 f"The sampler yields a different order for epoch {epoch} than before, so the "
-                "loader can't continue at "
-                f"step {first_step}.",
+                f"loader can't continue at step {first_step}.",
                 hint="Let the order depend only on generators that are attributes of the sampler, "
-                "on the global ones, "
-                "or on the epoch that it gets by set_epoch(epoch). If it depends on anything "
-                "else, restore that before "
-                "the loop.",
+                "on the global ones, or on the epoch that it gets by set_epoch(epoch). If it "
+                "depends on anything else, restore that before the loop.",
             )
         self._digest = order.digest
         self.plan = replace(self.plan, samples=len(order.keys), sizes=order.sizes)
         return order
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of the next epoch, for a plain loop: once, after a resume, those that
-        are left of it. It has no effect on `run.steps`.
-        """
-        epoch, first = self.epoch, self.step
-        if first >= self.steps_per_epoch or (first and not self._continues):
-            epoch, first = epoch + 1, 0
-        self._continues = False
-        for micro in self.micro_batches(epoch, first):
-            yield micro.data
-
-    def __len__(self) -> int:
-        """Return the number of global batches, which is `steps_per_epoch`: what a schedule
-        counts.
-        """
-        return self.steps_per_epoch
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -357,17 +249,12 @@ class MapLoader:
                     f"The checkpoint is in the middle of an epoch with {name}={state[name]}, "
                     f"but this loader has {name}={now[name]}.",
                     hint=f"Step {state['step']} of epoch {state['epoch']} would get different "
-                    "samples. "
-                    f"Resume with {name}={state[name]}, or start a new run from these weights.",
+                    f"samples. Resume with {name}={state[name]}, or start a new run from these "
+                    "weights.",
                 )
-        self.seed = int(state["seed"])
-        self.source.seed = self.seed
-        self.epoch, self.step, self._digest = (
-            int(state["epoch"]),
-            int(state["step"]),
-            state["order"],
-        )
-        self._resumed, self._continues = (self.epoch, self.step), True
+        self.seed = self.source.seed = int(state["seed"])
+        self._digest = state["order"]
+        self._load_position(state)
 
     def close(self) -> None:
         self.source.close()

@@ -150,17 +150,6 @@ def check_accumulate(accumulate: int) -> None:
         )
 
 
-def check_not_in_steps(in_steps: bool) -> None:
-    """Refuse a second iteration of a loader: it would take over the workers, and the position that
-    is saved.
-    """
-    if in_steps:
-        raise UsageError(
-            "The loader was iterated while run.steps is still iterating over it.",
-            hint="Inspect a batch before the loop, or create a second loader for it.",
-        )
-
-
 def evaluation_slices(samples: int, batch_size: int, identity: Identity) -> Iterator[Slice]:
     """Yield slices that cover every sample once, the same number on every rank.
 

@@ -14,7 +14,8 @@ from torch.utils.data import default_collate
 
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.console import note
-from paceline.runtime.data.sample_assignment import MicroBatch, check_batch_size, check_not_in_steps
+from paceline.runtime.data.epoch_loader import EpochLoader
+from paceline.runtime.data.sample_assignment import MicroBatch, check_batch_size
 from paceline.runtime.data.sharded_iterable import (
     Example,
     Leftover,
@@ -25,15 +26,14 @@ from paceline.runtime.data.sharded_iterable import (
 )
 from paceline.runtime.data.transfer import transfer_batch
 from paceline.runtime.data.webdataset import SeededPipeline, check_not_mixed, is_pipeline
-from paceline.runtime.data.workers import LoaderOptions, WorkerLoader
-from paceline.runtime.distributed.identity import Identity, read_identity
+from paceline.runtime.data.workers import WorkerLoader
 from paceline.runtime.randomness import preserve_host_rng
 
 # number of samples, the data, the position after it
 StreamBatch = tuple[int, Any, StreamPosition | None]
 
 
-class StreamLoader:
+class StreamLoader(EpochLoader):
     """Batches of an iterable dataset. `batch_size` is global; an epoch ends on all ranks at the
     same step.
 
@@ -43,30 +43,21 @@ class StreamLoader:
     one of those.
     """
 
-    steps_per_epoch: int | None = None  # unknown: each rank reads its part until it ends
+    steps_per_epoch = None  # unknown: each rank reads its part until it ends
 
     def __init__(
         self,
         dataset: Any,
         *,
         batch_size: int,
-        accumulate: int = 1,
-        drop_last: bool = True,
         sharded: bool = False,
-        seed: int = 0,
-        identity: Identity | None = None,
-        device: torch.device | str | None = None,
-        group: Any = None,
         notify: Callable[[str], None] = note,
         **options: Any,
     ) -> None:
-        self.identity = identity = identity if identity is not None else read_identity()
-        check_batch_size(batch_size, world_size=identity.world_size, accumulate=accumulate)
-        self.dataset = dataset
-        self.batch_size, self.accumulate, self.drop_last = batch_size, accumulate, drop_last
-        self.seed, self.group = seed, group
-        self.options = LoaderOptions(**options)
-        self.device = torch.device(device) if device is not None else None
+        super().__init__(dataset, batch_size=batch_size, **options)
+        self.batch_size: int = batch_size
+        identity = self.identity
+        check_batch_size(batch_size, world_size=identity.world_size, accumulate=self.accumulate)
         self._notify = notify
         inner = dataset.dataset if isinstance(dataset, ShardedIterable) else dataset
         if is_pipeline(inner):
@@ -78,62 +69,27 @@ class StreamLoader:
             check_not_mixed(inner)
         self.sharded = sharded
         self._batches = RankBatches(
-            ShardedIterable(inner, identity=identity, seed=seed),
-            size=batch_size // (identity.world_size * accumulate),
+            ShardedIterable(inner, identity=identity, seed=self.seed),
+            size=batch_size // (identity.world_size * self.accumulate),
             sharded=sharded,
             collate_fn=self.options.collate_fn or default_collate,
         )
         self._workers = WorkerLoader(self, self._batches, self.options, collate_fn=_keep)
         self._filler: Any = None  # what this rank gets when it has no batch left
         self._example: Example | None = None  # an item of the stream, to make one of
-        self.epoch = self.step = 0
         self._positions: dict[int, StreamPosition] = {}
         self._next_slot = 0  # the worker slot that the next batch comes from
         self._leftovers_used = 0  # leftover items that were already yielded
-        # the position that was loaded, until `run.steps` uses it
-        self._resumed: Mapping[str, Any] | None = None
-        self._has_moved = False  # since then
-        self._continues = False  # whether the next plain loop begins where a checkpoint was saved
-        self._in_steps = False
         self._before_pass: Any = None  # the state of the dataset before a pass that has not ended
 
     def _print_note(self, text: str) -> None:
         if self.identity.rank == 0:
             self._notify(text)
 
-    def first_step(self, epoch: int) -> int:
-        """Return how many steps of this epoch are done."""
-        return (
-            int(self._resumed["step"]) if self._resumed and self._resumed["epoch"] == epoch else 0
-        )
-
-    def forget_position(self) -> None:
-        """Begin the next loop of `run.steps` at its first step: the position that was loaded is
-        another loop's.
-        """
-        self._resumed = None
-
-    def micro_batches(self, epoch: int, first_step: int | None = None) -> Iterator[MicroBatch]:
-        """Yield one epoch from `first_step`, which defaults to the loaded position if that is in
-        this epoch.
-        """
-        check_not_in_steps(self._in_steps)
-        if first_step is not None:
-            yield from self._read(epoch, first_step, {})
-            return
-        resumed, self._resumed = self._resumed, None
-        if resumed is None or resumed["epoch"] != epoch:
-            resumed = {}
-        self._in_steps = True
-        try:
-            yield from self._read(epoch, resumed.get("step", 0), resumed)
-        finally:
-            self._in_steps = False
-
     def _read(
         self, epoch: int, first_step: int, position: Mapping[str, Any]
     ) -> Iterator[MicroBatch]:
-        self.epoch, self.step, self._has_moved = epoch, first_step, True
+        self._begin(epoch, first_step)
         self._restore_positions(position)
         batches = self._append_leftovers(self._start_pass())
         step = self._fetch_step(batches)
@@ -301,28 +257,9 @@ class StreamLoader:
             data = fetched if count else self._get_filler()
             yield MicroBatch(data, count, total, index, last, number, self.identity.world_size)
 
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of the next epoch, for a plain loop: once, after a resume, those that
-        are left of it. It has no effect on `run.steps`.
-        """
-        check_not_in_steps(self._in_steps)
-        resumed = self.state_dict() if self._continues and self.step else {}
-        self._continues = False
-        is_at_end = bool(resumed)  # unless a batch comes
-        if self.step and not resumed:
-            self.epoch, self.step = self.epoch + 1, 0
-        while True:
-            for micro in self._read(self.epoch, self.step, resumed):
-                is_at_end = False
-                yield micro.data
-            self.epoch, self.step = self.epoch + 1, 0
-            if not is_at_end:
-                return
-            is_at_end, resumed = False, {}
-
     def state_dict(self) -> dict[str, Any]:
-        if self._resumed is not None and not self._has_moved:
-            return dict(self._resumed)
+        if self._loaded:
+            return dict(self._loaded)
         positions = self._positions.values() if self.saves_positions else ()
         return {
             "epoch": self.epoch,
@@ -346,8 +283,7 @@ class StreamLoader:
                 "these weights.",
             )
         self.seed = self._batches.source.seed = int(state["seed"])
-        self.epoch, self.step = int(state["epoch"]), int(state["step"])
-        self._resumed, self._has_moved, self._continues = dict(state), False, True
+        self._load_position(state)
 
     @property
     def saves_positions(self) -> bool:

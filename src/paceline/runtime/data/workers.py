@@ -27,12 +27,9 @@ _IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """How items are loaded. Torch's DataLoader gets all of these but `augment_seeds`."""
+    """How items are loaded: what torch's DataLoader gets."""
 
     num_workers: int = 0
-    augment_seeds: bool = True
-    """Seed each item from (seed, epoch, index). Without it, loading is a little faster, but
-    augmentation depends on the number of ranks and workers."""
     collate_fn: Callable[[list[Any]], Any] | None = None
     pin_memory: bool | None = None
     persistent_workers: bool = False
