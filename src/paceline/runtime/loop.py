@@ -28,37 +28,47 @@ EMPTY_LOOP = "The run had already reached --max-steps, so this run.steps loop wa
 
 
 class LoopBatches(Iterator[Any]):
-    """The batches of one loop. `len` is how many it has when it begins: progress bars show it as
-    their total.
-    """
+    """The batches of one loop. Progress bars show `len`, if there is one, as their total."""
 
     def __init__(
         self, batches: Generator[Any, None, None], count: Callable[[], int | None]
     ) -> None:
         self._batches, self._count = batches, count
-        self._length: int | None = None
 
     def __len__(self) -> int:
-        if self._length is None:
-            self._length = self._count()
-        if self._length is None:
+        length = self._count()
+        if length is None:
             raise TypeError("The data of this loop has no length.")
-        return self._length
+        return length
 
     def __bool__(self) -> bool:
         return True  # as any iterator, also with nothing left
 
-    def __iter__(self) -> Generator[Any, None, None]:
-        """Return the generator itself, so that a `for` loop calls nothing else, and ends it with
-        `break`.
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches. A `break` ends the loop, even if the script keeps this object, as a
+        progress bar does.
         """
-        return self._batches
+        try:
+            yield from self._batches
+        finally:
+            self._batches.close()
 
     def __next__(self) -> Any:
         return next(self._batches)
 
     def close(self) -> None:
         self._batches.close()
+
+
+def count_batches(loader: Any, *, max_steps: int | None, accumulate: int) -> int | None:
+    """Return how many batches a loop over a loader has, or None if the loader has no length."""
+    is_ours = hasattr(loader, "micro_batches")
+    per_step = loader.accumulate if is_ours else accumulate
+    try:
+        batches = len(loader) * (per_step if is_ours else 1)
+    except TypeError:
+        return None
+    return batches if max_steps is None else min(batches, max_steps * per_step)
 
 
 class Loop:
@@ -251,41 +261,6 @@ class Loop:
         )
         if self.step >= self._max_steps and max_steps is None and loader is self.plain:
             self.plain.exhaust()
-
-    def count_left(self, loader: Any, *, max_steps: int | None, accumulate: int) -> int | None:
-        """Return how many batches the next loop over a loader will yield, or None if the loader
-        has no length.
-        """
-        is_weighted, resumed = hasattr(loader, "micro_batches"), self._resumed
-        per_step = loader.accumulate if is_weighted else accumulate
-        try:
-            batches = loader.steps_per_epoch * per_step if is_weighted else len(loader)
-        except TypeError:  # also of a stream, whose number of steps is None
-            return None
-        if self.is_complete or (
-            resumed is not None and self.in_epochs and self._loops < resumed["loop"]
-        ):
-            return 0
-        done = (
-            self._find_done(loader)
-            if is_weighted
-            else self.plain.first_step(self.epoch, self._loops * self.in_epochs)
-        )
-        limit = self._max_steps - self.step
-        if max_steps is not None:
-            limit = min(limit, max(0, max_steps - done))
-        return max(0, min(batches - done * per_step, limit * per_step))
-
-    def _find_done(self, loader: Any) -> int:
-        """Return how many steps the next loop over a loader of `run.loader` has done already: as
-        `_reach` will.
-        """
-        resumed, epoch = self._resumed, self._next_epoch(loader)
-        if resumed["left"] if resumed is not None else self._reached and self.in_epochs:
-            return 0
-        if resumed is not None and resumed["loader"] is not None and loader in self._late:
-            return int(resumed["loader"]["step"]) if resumed["loader"]["epoch"] == epoch else 0
-        return int(loader.first_step(epoch))
 
     def _count(self, number: int, total: int | None, *, done: int | None) -> None:
         """Tell how many steps the run will have. Without `run.epochs`, nobody knows how often a

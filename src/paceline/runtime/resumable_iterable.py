@@ -30,17 +30,10 @@ from paceline.runtime.data.transfer import map_tensors, transfer_batch
 _END = object()
 
 HINT = (
-    "Use run.loader, which resumes exactly, or let the order depend only on torch's, NumPy's and "
-    "Python's generators "
-    "and on the epoch. To train on whatever comes next, pass exact=False to run.steps."
-)
-ITERATOR_HINT = (
-    "If these are batches of run.loader, pass the loader itself to run.steps, with "
-    "max_steps=n for n steps. "
-)
-WORKERS_HINT = (
-    "With persistent_workers=True, the random state of the workers is lost: remove it "
-    "if they augment. "
+    "Let the order depend only on torch's, NumPy's and Python's generators and on the epoch; the "
+    "random state of workers with persistent_workers=True is lost. run.loader resumes exactly: if "
+    "these are its batches, pass the loader itself to run.steps, with max_steps=n for n steps. To "
+    "train on whatever comes next, pass exact=False to run.steps."
 )
 
 
@@ -90,10 +83,13 @@ class PlainLoader:
         """Take the iterable of the next loop. If it `saves_itself`, it continues from its own
         position.
 
-        The samplers of a DataLoader get the `epoch`, unless it is None.
+        The samplers of a DataLoader get the `epoch`, unless it is None, or the script has set
+        another one than this did before.
         """
-        for sampler in _samplers(iterable) if epoch is not None else ():
-            sampler.set_epoch(epoch)
+        if epoch is not None:
+            for sampler in _samplers(iterable):
+                if getattr(sampler, "epoch", 0) in (0, epoch - 1):
+                    sampler.set_epoch(epoch)
         continues = iterable is self._iterable and isinstance(iterable, Iterator)
         if (
             self._assumed is not None
@@ -159,16 +155,6 @@ class PlainLoader:
     def micro_batches(self, epoch: int) -> Iterator[MicroBatch]:
         """Yield the batches with equal weights, on the device."""
         self._iterator = iterator = self._begin(epoch)
-        if self.accumulate == 1:
-            stays = self._device.type == "cpu"
-            for data in iterator:
-                self._taken += 1
-                self.step += 1
-                yield MicroBatch(
-                    data if stays else transfer_batch(data, self._device), 1, 1, 0, True, 0, 1
-                )
-            self._exhausted = True
-            return
         # The whole step at once: its last batches may be missing, and each of the others then
         # weighs more.
         while batches := list(islice(iterator, self.accumulate)):
@@ -195,9 +181,7 @@ class PlainLoader:
                 return self._begin_again(resumed)
         if self._taken:
             return iter(self._iterable)
-        if str(self._number) in self._kept:
-            self._start_workers()
-        self._reuses_workers = getattr(self._iterable, "_iterator", None) is not None
+        self._find_workers(str(self._number) in self._kept)
         self._began, self._own = (
             randomness.capture(),
             [get_generator_state(each) for each in own_generators(self._iterable)],
@@ -224,9 +208,7 @@ class PlainLoader:
                     f"{self._world_size}: some samples of this epoch appear twice or not at all; "
                     "run.loader avoids that"
                 )
-        self._reuses_workers = state["reuses_workers"]
-        if self._reuses_workers:
-            self._start_workers()
+        self._find_workers(state["reuses_workers"])
         # The restored generators include what the skipped batches drew, so they must not draw
         # again.
         now = randomness.capture()
@@ -245,22 +227,20 @@ class PlainLoader:
         randomness.restore(now)
         return iterator
 
-    def _start_workers(self) -> None:
+    def _find_workers(self, has_kept: bool) -> None:
         """Start the workers that a DataLoader would have kept from an earlier epoch.
 
         It draws their seed only when it starts them, so this must not draw from any generator.
         """
-        if (
-            not _keeps_workers(self._iterable)
-            or getattr(self._iterable, "_iterator", None) is not None
-        ):
-            return
-        own = own_generators(self._iterable)
-        now, states = randomness.capture(), [get_generator_state(each) for each in own]
-        iter(self._iterable)
-        randomness.restore(now)
-        for generator, state in zip(own, states, strict=True):
-            set_generator_state(generator, state)
+        loader = self._iterable
+        if has_kept and _keeps_workers(loader) and loader._iterator is None:  # type: ignore[attr-defined]
+            own = own_generators(loader)
+            now, states = randomness.capture(), [get_generator_state(each) for each in own]
+            iter(loader)
+            randomness.restore(now)
+            for generator, state in zip(own, states, strict=True):
+                set_generator_state(generator, state)
+        self._reuses_workers = getattr(loader, "_iterator", None) is not None
 
     def _complain(self, problem: str) -> None:
         problem = (
@@ -268,11 +248,7 @@ class PlainLoader:
             f"run.steps {problem}"
         )
         if self._exact:
-            derived = isinstance(self._iterable, (Iterator, list, tuple))
-            why = (
-                ITERATOR_HINT if derived else WORKERS_HINT if _keeps_workers(self._iterable) else ""
-            )
-            raise CheckpointError(f"{problem}.", hint=why + HINT)
+            raise CheckpointError(f"{problem}.", hint=HINT)
         if self._rank == 0:
             note(f"{problem}; it continues with what comes next")
 
@@ -281,10 +257,12 @@ class PlainLoader:
             return dict(self._resumed)
         if not self._taken:
             return {}
-        held = {str(number): own_generators(each) for number, each in self._iterables.items()}
-        generators = {
-            name: list(map(get_generator_state, each)) for name, each in held.items() if each
-        }
+        generators, kept = dict(self._generators), set(self._kept)
+        for number, each in self._iterables.items():
+            if own := own_generators(each):
+                generators[str(number)] = list(map(get_generator_state, own))
+            if _keeps_workers(each):
+                kept.add(str(number))
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -295,11 +273,8 @@ class PlainLoader:
             "world_size": self._world_size,
             "began": self._began,
             "own": self._own,
-            "generators": {**self._generators, **generators},
-            "kept": sorted(
-                self._kept
-                | {str(key) for key, each in self._iterables.items() if _keeps_workers(each)}
-            ),
+            "generators": generators,
+            "kept": sorted(kept),
             "reuses_workers": self._reuses_workers,
             "checksum": self._first,
         }

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -25,7 +26,7 @@ from paceline.runtime.data.loader import make_loader
 from paceline.runtime.distributed import collectives
 from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.distributed.process_group import ProcessGroups
-from paceline.runtime.loop import Loop, LoopBatches
+from paceline.runtime.loop import Loop, LoopBatches, count_batches
 from paceline.runtime.lr_scale import LrScale
 from paceline.runtime.metrics.report import TrialReporter
 from paceline.runtime.randomness import derive_seed, seed_everything, seed_rank
@@ -245,7 +246,7 @@ class Run:
         - resident: keep the whole dataset on the device; transform is a function of its batches
           there.
         - sharded: the iterable already splits itself by rank and worker.
-        - num_workers, collate_fn, augment_seeds and most others of DataLoader.
+        - num_workers, collate_fn and most others of DataLoader.
 
         Raises UsageError if the ranks cannot share the batch evenly, or if an option is unknown or
         does not fit.
@@ -483,7 +484,7 @@ class Run:
         on every rank;
         `accumulate` then counts batches per update. The loop ends after `max_steps` steps, if
         given; a resumed loop counts those that it did before. `len(run.steps(loader))` is the
-        number of batches that are left, if the loader has a length.
+        number of batches of the whole loop, if the loader has a length.
 
         Raises CheckpointError if a resumed run gets other batches from an iterable than before,
         unless `exact` is False.
@@ -496,9 +497,9 @@ class Run:
                 self._boundary.first_batch = lambda: self._loop.plain.digest
         if self._mesh.tensor > 1:
             self._loop.check_first = lambda batch: check_batch(batch, self._mesh, self.device)
-        left = self._loop.count_left(loader, max_steps=max_steps, accumulate=accumulate)
         batches = self._loop.steps(loader, max_steps=max_steps, accumulate=accumulate, exact=exact)
-        return LoopBatches(batches, lambda: left)
+        count = functools.partial(count_batches, loader, max_steps=max_steps, accumulate=accumulate)
+        return LoopBatches(batches, count)
 
     def evaluate(
         self, data: Any, *, batch_size: int | None = None, num_workers: int | None = None
