@@ -5,7 +5,7 @@ optimizer, schedule, step.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,16 +122,17 @@ def _load(
     own = weights.keys()
     names = plain_names(list(current))
     keys = {key: own[plain] for key, plain in names.items() if plain in own}
-    for key, other in _tied(module, names).items():
-        if key not in keys and other in keys:  # files of safetensors have only one of them
-            keys[key] = keys[other]
+    tied = {key: id(each) for key, each in module.named_parameters(remove_duplicate=False)}
+    for key in names.keys() - keys.keys():  # files of safetensors have one name of a parameter
+        others = [other for other in keys if key in tied and tied.get(other) == tied[key]]
+        if others:
+            keys[key] = keys[others[0]]
     rest = [key for plain, key in own.items() if plain not in names.values()]
     keys |= {key: key for key in rest}
     state = {key: weights.read(saved, current.get(key)) for key, saved in keys.items()}
-    if COUNTER in current and COUNTER not in weights.shapes:
-        state[COUNTER] = current[COUNTER]
-    if COUNTER not in current:
-        state.pop(COUNTER, None)
+    counter = state.pop(COUNTER, current.get(COUNTER))
+    if COUNTER in current:
+        state[COUNTER] = counter
     try:
         restore.load_module(
             name, module, state, current, metadata=weights.metadata, strict=strict, warn=warn
@@ -141,21 +142,6 @@ def _load(
             f"Cannot start from {source_path}. {error.message}",
             hint="Start from weights of the same model, or load only those that fit: --no-strict.",
         ) from None  # its hint is for run.resume
-
-
-def _tied(module: torch.nn.Module, keys: Collection[str]) -> dict[str, str]:
-    """Map each key of a parameter that has several to another key of it."""
-    found: dict[int, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        if name in keys:
-            found.setdefault(id(parameter), []).append(name)
-    return {
-        name: other
-        for names in found.values()
-        for name in names
-        for other in names
-        if other != name
-    }
 
 
 def _choose(
