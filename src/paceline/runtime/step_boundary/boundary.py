@@ -115,7 +115,6 @@ class Boundary:
         self._evaluated = False  # within the current step
         self._save_requested = False  # agreed; waits for a training boundary
         self._stop_deferred = False  # agreed during an evaluation; waits for a training boundary
-        self._heartbeat_on = heartbeat.is_on
 
     def begin_loop(self, *, epoch: int, done: int, total: int | None) -> None:
         """Begin a loop of `total` steps, of which `done` are already done."""
@@ -198,8 +197,7 @@ class Boundary:
                 "first_step", step=step, seconds=self._phases.finish(self.metrics.throughput.waited)
             )
             self._phases = None
-        if self._heartbeat_on:
-            self.heartbeat.write(step)
+        self.heartbeat.write(step)
         consensus = self.consensus
         consensus.tick = tick = consensus.tick + 1
         if tick >= consensus.due:
@@ -208,8 +206,7 @@ class Boundary:
                 self.save(step, wait=True)
                 self._stop(step)
             self.replicas.check_when_due(step)
-            if self.stragglers.on:
-                self.stragglers.mark_start()
+            self.stragglers.mark_start()
         evaluated = self._evaluated
         if evaluated:
             self._evaluated = False
@@ -278,8 +275,7 @@ class Boundary:
         Losses that no consensus has checked yet are checked here: a short run must not end well
         with a bad one.
         """
-        if self.loss_check.on:
-            self.loss_check.settle()
+        self.loss_check.settle()
         self._flush_metrics()
         self.replicas.check_now(step)
 
@@ -306,9 +302,9 @@ class Boundary:
     def _launch_consensus(self) -> None:
         schema = self.metrics.offer()
         values = [0.0] * (SIZE + self.stragglers.slots)
-        own = 0.0
+        own = self.stragglers.own_seconds()
         if self.stragglers.on:
-            own = values[SIZE + self.checkpoint_schedule.rank] = self.stragglers.own_seconds()
+            values[SIZE + self.checkpoint_schedule.rank] = own
         self.heartbeat.write_times(self.metrics.throughput.waited_in_all, own)
         values[STOP] = float(self.signals.requested or self.heartbeat.stop_requested)
         values[SAVE] = float(self.checkpoint_schedule.due_by_time())
@@ -331,11 +327,12 @@ class Boundary:
         if reduced[SAVE]:
             self._save_requested = True
         self.stopping |= bool(reduced[STOP])
-        if self.stragglers.on:
-            seconds = self.consensus.seconds
-            self.stragglers.report(
-                reduced[SIZE:], step=self.heartbeat.step, epoch=self.epoch, seconds_per_step=seconds
-            )
+        self.stragglers.report(
+            reduced[SIZE:],
+            step=self.heartbeat.step,
+            epoch=self.epoch,
+            seconds_per_step=self.consensus.seconds,
+        )
         self.checkpoint_schedule.collect_finished()
 
     # -- save and stop
@@ -351,8 +348,7 @@ class Boundary:
         if self.checkpoint_schedule.checkpoints is None:
             self._save_requested = False
             return
-        if self.loss_check.on:
-            self.loss_check.check_now()
+        self.loss_check.check_now()
         self.replicas.check_now(step)
         self.before_save()
         # Write the numbers that led to a checkpoint before it: no later attempt would log them
@@ -369,8 +365,7 @@ class Boundary:
         self.checkpoint_schedule.save(
             step, epoch=epoch, meta=meta, waited=waited, wait=wait, replace=replace
         )
-        if self.stragglers.on:
-            self.stragglers.mark_start()  # the save was not part of the step
+        self.stragglers.mark_start()  # the save was not part of the step
 
     def _stop(self, step: int) -> None:
         schedule = self.checkpoint_schedule
