@@ -12,20 +12,8 @@ from torch.utils.data import TensorDataset
 
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint.manager import CheckpointManager
+from tests.runtime.checkpoint.trainer import Holder
 from tests.runtime.training.test_wrap import quiet
-
-
-class Holder:
-    """An object that takes any state."""
-
-    def __init__(self, **state: Any) -> None:
-        self.state = state
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self.state)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.state = dict(state)
 
 
 def save(folder: Path, **objects: Any) -> None:

@@ -14,23 +14,11 @@ from paceline.contract.checkpoint import read_marker
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.checkpoint.manager import CheckpointManager
 from tests.forked_ranks import Ranks
+from tests.runtime.checkpoint.trainer import Holder
 from tests.runtime.models import net
 from tests.runtime.training.test_wrap import quiet
 
 LARGE = 40_000  # elements: too many for the JSON
-
-
-class Holder:
-    """Anything with a state."""
-
-    def __init__(self, **state: Any) -> None:
-        self.state = state
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.state = state
 
 
 class Mergeable(Holder):

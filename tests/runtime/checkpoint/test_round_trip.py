@@ -17,7 +17,7 @@ from paceline.runtime.checkpoint import state_tree
 from paceline.runtime.checkpoint.manager import CheckpointManager
 from paceline.runtime.checkpoint.retention import RetentionPolicy
 from tests.forked_ranks import Ranks
-from tests.runtime.checkpoint.trainer import Trainer, draws, make
+from tests.runtime.checkpoint.trainer import Holder, Trainer, draws, make
 
 
 def job_start(folder: Path, first: int, last: int, attempt: int) -> dict[str, Any]:
@@ -86,17 +86,6 @@ def test_every_rank_gets_its_own_state_back(ranks: Ranks, tmp_path: Path) -> Non
         assert second["draws"] == first["expected"]
 
 
-class Holder:
-    def __init__(self, state: Any) -> None:
-        self.state = state
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"state": self.state}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.state = state["state"]
-
-
 ODD_STATE = {
     "nothing": None,
     "flag": True,
@@ -129,27 +118,28 @@ def test_python_values_round_trip(tmp_path: Path, with_tensor: bool) -> None:
     if with_tensor:
         state["tensor"] = torch.arange(3.0)
     saver = CheckpointManager(tmp_path)
-    saver.register(it=Holder(state))
+    saver.register(it=Holder(state=state))
     saver.save(1, wait=True)
-    found = Holder(None)
+    found = Holder()
     loader = CheckpointManager(tmp_path)
     loader.register(it=found)
     assert loader.restore() is not None
-    array, tensor = found.state.pop("array"), found.state.pop("tensor", None)
+    value = found.state["state"]
+    array, tensor = value.pop("array"), value.pop("tensor", None)
     assert (array == state.pop("array")).all()
     assert tensor is None or torch.equal(tensor, state.pop("tensor"))
-    assert found.state == state
-    assert repr(found.state["not finite"]) == "[inf, -0.0]"
-    assert type(found.state["float"]) is numpy.float32
-    assert type(found.state["counter"]) is collections.Counter
+    assert value == state
+    assert repr(value["not finite"]) == "[inf, -0.0]"
+    assert type(value["float"]) is numpy.float32
+    assert type(value["counter"]) is collections.Counter
 
 
 def test_a_state_that_cannot_be_saved_is_named_at_registration(tmp_path: Path) -> None:
     checkpoints = CheckpointManager(tmp_path)
     with pytest.raises(CheckpointError, match=r"it/state/1/deep is a builtins.object"):
-        checkpoints.register(it=Holder([1, {"deep": object()}]))
+        checkpoints.register(it=Holder(state=[1, {"deep": object()}]))
     with pytest.raises(CheckpointError, match="sparse"):
-        checkpoints.register(it=Holder(torch.eye(3).to_sparse()))
+        checkpoints.register(it=Holder(state=torch.eye(3).to_sparse()))
     with pytest.raises(UsageError, match="has no state_dict"):
         checkpoints.register(it=3)
 
@@ -165,10 +155,10 @@ def test_every_dtype_and_stride(tmp_path: Path) -> None:
         "step": torch.randn(9)[::2],
     }
     saver = CheckpointManager(tmp_path)
-    saver.register(it=Holder(tensors))
+    saver.register(it=Holder(**tensors))
     saver.save(1, wait=True)
     assert saver.poll()[0].error is None
-    found = Holder(None)
+    found = Holder()
     loader = CheckpointManager(tmp_path)
     loader.register(it=found)
     loader.restore()
@@ -205,19 +195,6 @@ def test_thousands_of_tensors_with_tied_ones(tmp_path: Path) -> None:
             assert torch.equal(value, other_optimizer.state[theirs][key])
 
 
-class Values:
-    """An object with any state, which remembers what it has loaded."""
-
-    def __init__(self, **state: Any) -> None:
-        self.state = state
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.state = state
-
-
 @pytest.mark.parametrize("per_rank", [(), ("it",)])
 def test_views_and_paths_that_look_the_same(tmp_path: Path, per_rank: tuple[str, ...]) -> None:
     z = torch.randn(3, dtype=torch.complex64)
@@ -232,10 +209,10 @@ def test_views_and_paths_that_look_the_same(tmp_path: Path, per_rank: tuple[str,
     }
     manager = CheckpointManager(tmp_path)
     manager.declare(per_rank=per_rank)
-    manager.register(it=Values(**state))
+    manager.register(it=Holder(**state))
     manager.save(1, wait=True)
     manager.close()
-    loaded, manager = Values(), CheckpointManager(tmp_path)
+    loaded, manager = Holder(), CheckpointManager(tmp_path)
     manager.declare(per_rank=per_rank)
     manager.register(it=loaded)
     manager.restore()
@@ -263,17 +240,17 @@ def test_the_copy_is_taken_when_save_returns(tmp_path: Path) -> None:
 
 
 def test_state_that_grows_gets_new_memory(tmp_path: Path) -> None:
-    holder = Holder([torch.ones(3)])
+    holder = Holder(it=[torch.ones(3)])
     checkpoints = CheckpointManager(tmp_path)
     checkpoints.register(it=holder)
     for step, state in enumerate(
         ([torch.ones(3)], [torch.ones(5), torch.zeros(2)], [torch.ones(5).double()]), 1
     ):
-        holder.state = state
+        holder.state = {"it": state}
         checkpoints.poll()
         checkpoints.save(step, wait=True)
         checkpoints.restore()
-        assert [each.tolist() for each in holder.state] == [each.tolist() for each in state]
+        assert [each.tolist() for each in holder.state["it"]] == [each.tolist() for each in state]
 
 
 def test_starting_from_another_run(tmp_path: Path) -> None:

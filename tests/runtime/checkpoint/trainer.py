@@ -58,6 +58,19 @@ class Loader:
         self.position, self.rank, self.noise = state["position"], state["rank"], state["noise"]
 
 
+class Holder:
+    """An object that takes any state."""
+
+    def __init__(self, **state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = dict(state)
+
+
 class Trainer:
     """One rank's training: model, optimizer, scheduler, loader and their checkpoints."""
 
