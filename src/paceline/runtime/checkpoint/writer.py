@@ -120,41 +120,26 @@ def write_image(path: Path, memory: memoryview, *, size: int) -> FileChecksum:
     """Write whole blocks past the page cache if the file system can: that costs the training no
     CPU time.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    direct = getattr(os, "O_DIRECT", 0)
     try:
-        descriptor = os.open(path, flags | direct, 0o644)
-    except OSError:
-        descriptor = os.open(path, flags, 0o644)
-        direct = 0
+        return _write_blocks(path, memory, size=size, flags=getattr(os, "O_DIRECT", 0))
+    except OSError:  # it can't, or rejects a block; any other fault comes again
+        return _write_blocks(path, memory, size=size, flags=0)
+
+
+def _write_blocks(path: Path, memory: memoryview, *, size: int, flags: int) -> FileChecksum:
     crc = 0
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | flags, 0o644)
     try:
         for begin in range(0, len(memory), WRITE_BYTES):
             chunk = memory[begin : begin + WRITE_BYTES]
             crc = zlib.crc32(chunk[: max(0, size - begin)], crc)
             while chunk:
-                try:
-                    count = os.write(descriptor, chunk)
-                except OSError:
-                    if not direct:
-                        raise
-                    count = 0
-                chunk = chunk[count:]
-                if direct and (count == 0 or len(chunk) % BLOCK != 0):
-                    _disable_direct_writes(descriptor, direct)
-                    direct = 0
+                chunk = chunk[os.write(descriptor, chunk) :]
         os.ftruncate(descriptor, size)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
     return FileChecksum(size, crc)
-
-
-def _disable_direct_writes(descriptor: int, direct: int) -> None:
-    """Write the rest of this file through the page cache: its file system rejects this block."""
-    import fcntl
-
-    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~direct)
 
 
 def _write_json(path: Path, tree: Any) -> FileChecksum:
