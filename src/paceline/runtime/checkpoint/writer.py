@@ -35,7 +35,6 @@ from paceline.contract.checkpoint import (
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import CheckpointError, TakenOver
 from paceline.runtime.checkpoint import retention
-from paceline.runtime.checkpoint.safetensors import BLOCK
 from paceline.runtime.checkpoint.save_buffer import Image
 
 # per write: large enough for any file system, small enough to notice a full one early
