@@ -155,8 +155,8 @@ def test_each_mesh_continues_what_another_saved_as_one_process_does(
             chains[2][2]["next_random"],
         ]
         assert all(each["found"] == chains[0][2]["left"] for each in pair)
-        names = {name: name for name, _ in Blocks().named_parameters()}
-        whole = export.gather(tmp_path / "four/checkpoints/step-00000009", "model", names)
+        names = [name for name, _ in Blocks().named_parameters()]
+        whole = export.gather(tmp_path / "four/checkpoints/step-00000009", "model")
         assert torch.cat([whole[name].flatten() for name in names]).tolist() == chains[0][2]["left"]
 
 

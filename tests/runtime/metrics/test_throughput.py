@@ -182,7 +182,7 @@ def test_show_has_a_line_of_it(tmp_path: Path) -> None:
     path.write_text(f'{{"step": 0}}\n{older}\n{older}\n{line}\n{line[:20]}')
     assert (
         describe_throughput(path)
-        == "123k tokens/s · 41.2 ms per step · 3% waiting for data · 52.0% MFU · 31 GB at most"
+        == "123.5k tokens/s · 41.2 ms per step · 3% waiting for data · 52.0% MFU · 31 GB at most"
     )
 
 
