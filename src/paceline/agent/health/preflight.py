@@ -27,6 +27,7 @@ from paceline.agent.launcher_placement import Placement
 from paceline.agent.rendezvous import network
 from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.workers import process_tree
+from paceline.agent.workers.rank_variables import common_variables, rank_variables
 from paceline.agent.workers.started_ranks import Launch
 from paceline.agent.workers.zygote.start import DROP_CWD_FROM_PATH
 from paceline.contract import env
@@ -287,7 +288,7 @@ class FitnessCheck:
         """Run the measurement on this node's ranks, and return what they wrote."""
         folder = self._run.path / "fitness"
         folder.mkdir(parents=True, exist_ok=True)
-        common = {**self._launch.common_environ(), env.FITNESS: str(folder)}
+        common = {**common_variables(self._launch), env.FITNESS: str(folder)}
         if not self._launch.launch_spec.gpus:
             common[env.FITNESS_CPU] = "1"
         started = []
@@ -298,7 +299,7 @@ class FitnessCheck:
                 subprocess.Popen(
                     [self._launch.launch_spec.python, "-c", _START],
                     start_new_session=True,
-                    env={**common, **self._launch.rank_environ(rank, local_rank)},
+                    env={**common, **rank_variables(self._launch, rank, local_rank)},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

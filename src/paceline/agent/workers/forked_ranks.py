@@ -12,7 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from paceline.agent.workers import fork_safety, process_tree
-from paceline.agent.workers.rank_variables import REMOVED, thread_variables
+from paceline.agent.workers.rank_variables import (
+    REMOVED,
+    common_variables,
+    rank_variables,
+    thread_variables,
+)
 from paceline.agent.workers.zygote.start import (
     THREADS,
     ConnectionClosed,
@@ -104,9 +109,9 @@ class ForkedRanks:
         variables = {}
         for rank, local_rank in launch.ranks():
             descriptors += output.open(rank)
-            variables[str(local_rank)] = launch.rank_environ(rank, local_rank)
+            variables[str(local_rank)] = rank_variables(launch, rank, local_rank)
             self._running[local_rank] = 0
-        message = {"kind": "start", "environ": launch.common_environ(), "ranks": variables}
+        message = {"kind": "start", "environ": common_variables(launch), "ranks": variables}
         try:
             self._zygote.send(message, descriptors)
         except ConnectionClosed:

@@ -17,6 +17,7 @@ from paceline.agent.launcher_placement import Placement
 from paceline.agent.workers import process_tree
 from paceline.agent.workers.forked_ranks import ForkedRanks, UnsafeToFork
 from paceline.agent.workers.output import OutputCapture
+from paceline.agent.workers.rank_variables import common_variables, rank_variables
 from paceline.agent.workers.started_ranks import Exit, Launch, StartedRanks, start_process
 from paceline.agent.workers.zygote.start import python_command
 from paceline.contract import env
@@ -77,7 +78,7 @@ class TorchrunRanks(StartedRanks):
         ]
         self._torchrun = start_process(
             command,
-            {**launch.common_environ(), env.OUTPUT_PIPES: json.dumps(paths)},
+            {**common_variables(launch), env.OUTPUT_PIPES: json.dumps(paths)},
             ends=output.open(TORCHRUN, shown=False),
             reads_input=placement.node == 0,
         )
@@ -174,10 +175,10 @@ class ExecRanks(StartedRanks):
 
     def start(self, launch: Launch, output: OutputCapture) -> list[int]:
         command = python_command(launch.launch_spec.python, "agent.workers.bootstrap")
-        common = {**launch.common_environ(), env.PARENT: str(os.getpid())}
+        common = {**common_variables(launch), env.PARENT: str(os.getpid())}
         ranks = launch.ranks()[:1] if self._per_node else launch.ranks()
         for rank, local_rank in ranks:
-            variables = {} if self._per_node else launch.rank_environ(rank, local_rank)
+            variables = {} if self._per_node else rank_variables(launch, rank, local_rank)
             self._running[local_rank] = start_process(
                 command, {**common, **variables}, ends=output.open(rank), reads_input=rank == 0
             )

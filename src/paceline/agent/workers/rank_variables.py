@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from paceline.agent.workers.zygote.start import THREADS, parse_thread_count, thread_count
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import FLIGHT_RECORDER, RunFolder
+from paceline.contract.run_folder import FLIGHT_RECORDER, AttemptFolder, RunFolder
 
 if TYPE_CHECKING:
-    from paceline.agent.launcher_placement import Placement
+    from paceline.agent.workers.started_ranks import Launch
 
 # Where torch keeps code that it has compiled, so that the next job of a project need not do it
 # again. Torch's own defaults are the temporary folder, which most clusters empty after each job,
@@ -45,64 +45,70 @@ def thread_variables(threads: int) -> dict[str, str]:
     return {THREADS: str(threads), "MKL_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
 
 
-def common_variables(
-    launch_spec: LaunchSpec,
-    *,
-    environ: Mapping[str, str],
-    attempt: int,
-    heartbeat: str,
-    extra: Mapping[str, str],
-) -> dict[str, str]:
-    """Return the variables that all ranks of a node share. The user's own values win over computed
+def common_variables(launch: Launch) -> dict[str, str]:
+    """Return the variables of every process of a node. The user's own values win over computed
     ones.
     """
-    inherited = {name: value for name, value in environ.items() if name not in REMOVED}
+    spec, placement, environ = launch.launch_spec, launch.placement, launch.environ
     # An exported count stays, but an invalid one would break the start of OpenMP.
     exported = {THREADS: environ[THREADS]} if parse_thread_count(environ.get(THREADS, "")) else {}
-    run = RunFolder(Path(environ[env.RUN]))
+    run, attempt = RunFolder(Path(environ[env.RUN])), launch.attempt
     return {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # as torchrun does
-        **flight_recorder_variables(launch_spec, run, attempt=attempt),
-        **tracker_variables(launch_spec, run, environ),
-        **framework_variables(launch_spec),
-        **compile_cache_variables(launch_spec),
-        **inherited,
-        **thread_variables(thread_count(launch_spec, environ)),
+        **flight_recorder_variables(spec, attempt),
+        **tracker_variables(spec, run, environ),
+        **framework_variables(spec),
+        **compile_cache_variables(spec),
+        **{name: value for name, value in environ.items() if name not in REMOVED},
+        **thread_variables(thread_count(spec, environ)),
         **exported,
-        **folder_variables(launch_spec, run, attempt=attempt),
-        **extra,
-        **launch_spec.variables,
+        # the run's names and folders, for scripts that do not use the runtime
+        env.SOURCE_DIR: spec.source,
+        env.PROJECT: spec.project,
+        env.SCRATCH_DIR: spec.scratch,
+        env.EXPERIMENT: spec.experiment,
+        env.CHECKPOINTS: str(run.checkpoints),
+        env.LOGS: str(attempt.path),
+        **launch.extra,
+        **spec.variables,
         env.RUN: environ[env.RUN],
-        env.ATTEMPT: str(attempt),
-        env.HEARTBEAT: heartbeat,
+        env.ATTEMPT: str(attempt.number),
+        env.HEARTBEAT: launch.heartbeat,
+        "MASTER_ADDR": launch.address,
+        "MASTER_PORT": str(launch.port),
+        "GROUP_RANK": str(placement.node),
+        "GROUP_WORLD_SIZE": str(placement.nodes),
+        "LOCAL_WORLD_SIZE": str(placement.local_world_size),
+        "TORCHELASTIC_RUN_ID": str(spec.run_number),
     }
 
 
-def flight_recorder_variables(
-    launch_spec: LaunchSpec, run: RunFolder, *, attempt: int
-) -> dict[str, str]:
+def rank_variables(launch: Launch, rank: int, local_rank: int) -> dict[str, str]:
+    """Return one rank's own variables, with the rest of torchrun's for programs that read them."""
+    world_size = str(launch.launch_spec.world_size)
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": world_size,
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": world_size,
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RESTART_COUNT": str(launch.attempt.number - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(launch.launch_spec.max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 serves the store itself
+    }
+
+
+def flight_recorder_variables(launch_spec: LaunchSpec, attempt: AttemptFolder) -> dict[str, str]:
     """Have NCCL keep its last collectives, and write them to the attempt's folder if one of them
     times out.
     """
     if not launch_spec.gpus:
         return {}
-    path = str(run.attempt(attempt).path / FLIGHT_RECORDER)
     return {
         "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": path,
-    }
-
-
-def folder_variables(launch_spec: LaunchSpec, run: RunFolder, *, attempt: int) -> dict[str, str]:
-    """Return the run's names and folders, for scripts that do not use the runtime."""
-    return {
-        env.SOURCE_DIR: launch_spec.source,
-        env.PROJECT: launch_spec.project,
-        env.SCRATCH_DIR: launch_spec.scratch,
-        env.EXPERIMENT: launch_spec.experiment,
-        env.CHECKPOINTS: str(run.checkpoints),
-        env.LOGS: str(run.attempt(attempt).path),
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(attempt.path / FLIGHT_RECORDER),
     }
 
 
@@ -175,19 +181,14 @@ def _own_folder(scratch: Path) -> Path | None:
 
 
 def node_image() -> str:
-    """Return a name for nodes that can run each other's compiled code: the same system and kind of
-    processor.
+    """Return a name for nodes that can run each other's compiled code: the same C library and
+    kind of processor.
 
     Torch itself tells GPUs and its versions apart, but it compiles for the processor that it runs
     on.
     """
-    facts = [platform.machine(), *platform.libc_ver()]
-    try:
-        system = platform.freedesktop_os_release()
-        facts += [system.get("ID", ""), system.get("VERSION_ID", "")]
-    except OSError:
-        pass
-    digest = hashlib.sha256("|".join([*facts, _processor()]).encode()).hexdigest()
+    facts = [platform.machine(), *platform.libc_ver(), _processor()]
+    digest = hashlib.sha256("|".join(facts).encode()).hexdigest()
     return f"{platform.machine()}-{digest[:12]}"
 
 
@@ -201,36 +202,3 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.processor()
-
-
-def node_variables(
-    launch_spec: LaunchSpec, placement: Placement, *, address: str, port: int
-) -> dict[str, str]:
-    """Return what every rank needs, and a process that spawns the ranks of a node itself (style
-    spawn).
-    """
-    return {
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
-        "GROUP_RANK": str(placement.node),
-        "GROUP_WORLD_SIZE": str(placement.nodes),
-        "LOCAL_WORLD_SIZE": str(placement.local_world_size),
-        "TORCHELASTIC_RUN_ID": str(launch_spec.run_number),
-    }
-
-
-def rank_variables(
-    launch_spec: LaunchSpec, *, rank: int, local_rank: int, attempt: int
-) -> dict[str, str]:
-    """Return one rank's own variables, with the rest of torchrun's for programs that read them."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(local_rank),
-        "WORLD_SIZE": str(launch_spec.world_size),
-        "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(launch_spec.world_size),
-        "ROLE_NAME": "default",
-        "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
-        "TORCHELASTIC_MAX_RESTARTS": str(launch_spec.max_restarts),
-        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 serves the store itself
-    }

@@ -14,7 +14,6 @@ from typing import Protocol
 from paceline.agent.launcher_placement import Placement
 from paceline.agent.workers import process_tree
 from paceline.agent.workers.output import PER_RANK_LOGS, OutputCapture
-from paceline.agent.workers.rank_variables import common_variables, node_variables, rank_variables
 from paceline.agent.workers.zygote.start import cannot_start
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import AttemptFolder
@@ -52,28 +51,6 @@ class Launch:
         badly.
         """
         return self.launch_spec.world_size > PER_RANK_LOGS
-
-    def common_environ(self) -> dict[str, str]:
-        """Return the variables of every process on this node."""
-        common = common_variables(
-            self.launch_spec,
-            environ=self.environ,
-            attempt=self.attempt.number,
-            heartbeat=self.heartbeat,
-            extra=self.extra,
-        )
-        return {
-            **common,
-            **node_variables(
-                self.launch_spec, self.placement, address=self.address, port=self.port
-            ),
-        }
-
-    def rank_environ(self, rank: int, local_rank: int) -> dict[str, str]:
-        """Return the variables of one rank alone."""
-        return rank_variables(
-            self.launch_spec, rank=rank, local_rank=local_rank, attempt=self.attempt.number
-        )
 
 
 @dataclass(frozen=True)
