@@ -13,8 +13,7 @@ import pytest
 from paceline.agent import rank_failures, retry_policy
 from paceline.agent.rank_failures import Failure, RankExit, decide_verdict, first_failure
 from paceline.contract.heartbeat_file import READY
-from paceline.contract.run_folder import RunFolder, read_verdict
-from paceline.errors import CheckpointError
+from paceline.contract.run_folder import read_verdict
 from paceline.watch.failure import describe_failure
 from tests.agent.conftest import Launch, is_alive, until
 from tests.small_disk import mount_small_disk
@@ -200,19 +199,6 @@ def test_a_lost_connection_is_never_the_cause() -> None:
     assert first_failure([early]) is early
 
 
-def test_the_advice_of_our_own_errors_is_part_of_the_summary() -> None:
-    error = CheckpointError(
-        "Cannot start from a.pt. It lacks fc.", hint="Take what fits: --no-strict."
-    )
-    failure = Failure(retry_policy.ERROR, "a", 0, 1, type="CheckpointError", message=str(error))
-    assert failure.summary == f"CheckpointError: {error.message} Take what fits: --no-strict."
-    assert failure.error == f"CheckpointError: {error.message}"
-    other = Failure(
-        retry_policy.ERROR, "a", 0, 1, type="ValueError", message="wrong\n  some detail"
-    )
-    assert other.summary == "ValueError: wrong"
-
-
 def test_a_rank_that_ended_normally_explains_a_lost_connection() -> None:
     lost = Failure(
         retry_policy.ERROR,
@@ -374,30 +360,6 @@ elif not Path("fixed").exists():
         "ranks",
         "done",
     ]
-
-
-def test_a_failure_before_the_first_step_ends_the_run(launch: Launch) -> None:
-    started = launch("import paceline.contract; raise KeyError('always')", nproc=1, max_restarts=5)
-    assert started.wait() == 1
-    assert len(started.run.attempts()) == 1, "it failed before its first step"
-
-
-def test_an_earlier_lost_node_does_not_requeue_a_run_that_fails_on_its_own(
-    launch: Launch, tmp_path: Path
-) -> None:
-    earlier = RunFolder(tmp_path / "run").attempt(1)
-    earlier.path.mkdir(parents=True)
-    retry_policy.write_summary(
-        earlier,
-        retry_policy.AttemptSummary(1, retry_policy.LOST, hosts=["n3"], job_start="an earlier one"),
-    )
-    started = launch(
-        "import paceline.contract; raise KeyError", max_restarts=2, env={"SLURM_JOB_ID": "1"}
-    )
-    assert started.wait() == 1
-    assert [each.number for each in started.run.attempts()] == [1, 2]
-    assert read_verdict(started.job_start.verdict) == "failed"
-    assert not started.job_start.excluded_nodes.exists()
 
 
 HANGS = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from pathlib import Path
@@ -15,20 +14,18 @@ from paceline.agent.health.preflight import exclude_nodes
 from paceline.agent.rank_failures import Failure, RankExit
 from paceline.agent.retry_policy import MAX_EXCLUSIONS, MAX_STOPS_WITHOUT_PROGRESS
 from paceline.agent.stop import Requests
-from paceline.agent.verdict_writer import RESERVED_BYTES, VerdictWriter, reserve, write_reserved
+from paceline.agent.verdict_writer import VerdictWriter
 from paceline.contract.heartbeat_file import READY, SAVED_AND_STOPPED
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import RunFolder, read_verdict, write_atomically
+from paceline.contract.run_folder import RunFolder, read_verdict
 from paceline.errors import LaunchError
 from tests.small_disk import fill, mount_small_disk
 
 IN_A_JOB = {"SLURM_JOB_ID": "7", "PACELINE_JOB_START": "7-1"}
 
 
-def head(
-    run: RunFolder, environ: dict[str, str] | None = None, *, fixed_nodes: bool = False
-) -> VerdictWriter:
-    launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], fixed_nodes=fixed_nodes)
+def head(run: RunFolder, environ: dict[str, str] | None = None, **settings: Any) -> VerdictWriter:
+    launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], **settings)
     environ = IN_A_JOB if environ is None else environ
     return VerdictWriter(run, launch_spec, environ=environ, requests=Requests(), say=print)
 
@@ -103,8 +100,7 @@ def test_a_run_that_the_user_keeps_out_of_the_queue_is_not_requeued(
 ) -> None:
     run = RunFolder(tmp_path)
     exclude_nodes(run.job_start("7-1"), unfit)
-    launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], requeue=False)
-    verdicts = VerdictWriter(run, launch_spec, environ=IN_A_JOB, requests=Requests(), say=print)
+    verdicts = head(run, requeue=False)
     verdicts.begin(host="n1", newest_attempt=0)
     verdicts.write_verdict(verdict)
     assert read_verdict(verdicts.job_start.verdict) == verdict
@@ -125,13 +121,6 @@ def test_no_limit_of_requeues_applies_to_a_run_that_the_user_keeps_out_of_the_qu
     assert found == {"stopped"}
 
 
-def test_a_later_failure_takes_the_requeue_back(tmp_path: Path) -> None:
-    verdicts = head(RunFolder(tmp_path))
-    verdicts.write_verdict("stopped")
-    verdicts.write_verdict("failed")
-    assert not verdicts.job_start.requeue.exists()
-
-
 def test_the_verdict_is_written_even_if_requeue_cannot_be(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,9 +133,7 @@ def test_the_verdict_is_written_even_if_requeue_cannot_be(
 
 def stop(run: RunFolder, number: int, rank_exit: RankExit, **settings: Any) -> str | None:
     """Stop a job start, and return its verdict."""
-    launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], **settings)
-    environ = {"SLURM_JOB_ID": "7", "PACELINE_JOB_START": f"7-{number}"}
-    verdicts = VerdictWriter(run, launch_spec, environ=environ, requests=Requests(), say=print)
+    verdicts = head(run, {**IN_A_JOB, "PACELINE_JOB_START": f"7-{number}"}, **settings)
     attempt = run.attempt(number + 1)
     attempt.path.mkdir()
     outcome = Outcome("stopped", exits=[rank_exit], stop_requested=True)
@@ -154,7 +141,7 @@ def stop(run: RunFolder, number: int, rank_exit: RankExit, **settings: Any) -> s
         outcome, attempt, saved_before=verdicts.first_checkpoint, may_restart=True
     )
     is_stopped = read_verdict(verdicts.job_start.verdict) == "stopped"
-    assert verdicts.job_start.requeue.exists() is (is_stopped and launch_spec.requeue)
+    assert verdicts.job_start.requeue.exists() is (is_stopped and verdicts.may_requeue)
     return read_verdict(verdicts.job_start.verdict)
 
 
@@ -164,9 +151,7 @@ def test_a_job_start_that_lost_its_claim_is_not_restarted(
     run = RunFolder(tmp_path)
     run.claims.mkdir()
     (run.claims / "1").symlink_to("7-0")
-    launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], max_restarts=3)
-    environ = {"SLURM_JOB_ID": "7", "PACELINE_JOB_START": "7-0"}
-    verdicts = VerdictWriter(run, launch_spec, environ=environ, requests=Requests(), say=print)
+    verdicts = head(run, {**IN_A_JOB, "PACELINE_JOB_START": "7-0"}, max_restarts=3)
     for number, restarts in ((1, True), (2, False)):
         attempt = run.attempt(number)
         attempt.path.mkdir()
@@ -179,30 +164,6 @@ def test_a_job_start_that_lost_its_claim_is_not_restarted(
     assert not verdicts.job_start.requeue.exists()
 
 
-def test_claims_that_cannot_be_read_do_not_keep_a_run_from_its_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = RunFolder(tmp_path)
-    run.claims.mkdir()
-    (run.claims / "1").symlink_to("7-1")
-    launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], max_restarts=3)
-    verdicts = VerdictWriter(run, launch_spec, environ=IN_A_JOB, requests=Requests(), say=print)
-    attempt = run.attempt(1)
-    attempt.path.mkdir()
-    list_folder = os.listdir
-
-    def stale(path: Path) -> list[str]:
-        if path == run.claims:
-            raise OSError(errno.ESTALE, "Stale file handle", str(path))
-        return list_folder(path)
-
-    monkeypatch.setattr(os, "listdir", stale)
-    outcome = Outcome("failed", Failure("killed", "a", message="killed by SIGKILL"))
-    verdicts.record_attempt(outcome, attempt, saved_before=-1, may_restart=True)
-    assert outcome.restart_delay is not None
-    assert not verdicts.job_start.verdict.exists()
-
-
 def save(run: RunFolder, step: int) -> None:
     folder = run.checkpoints / f"step-{step:08d}"
     folder.mkdir(parents=True)
@@ -211,8 +172,7 @@ def save(run: RunFolder, step: int) -> None:
 
 def begin(run: RunFolder, environ: dict[str, str], max_restarts: int) -> None:
     """Start a head agent and its next attempt. Nobody ends them: the next head agent finds that this one was killed."""
-    launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], max_restarts=max_restarts)
-    verdicts = VerdictWriter(run, launch_spec, environ=environ, requests=Requests(), say=print)
+    verdicts = head(run, environ, max_restarts=max_restarts)
     newest = len(run.attempts())
     verdicts.announce()
     attempt = run.attempt(newest + 1)
@@ -249,8 +209,7 @@ def test_killed_ranks_and_killed_head_agents_share_the_restarts(tmp_path: Path) 
     run = RunFolder(tmp_path)
     begin(run, IN_A_JOB, 1)
     begin(run, IN_A_JOB, 1)
-    launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], max_restarts=1)
-    verdicts = VerdictWriter(run, launch_spec, environ=IN_A_JOB, requests=Requests(), say=print)
+    verdicts = head(run, max_restarts=1)
     outcome = Outcome("failed", Failure("killed", "n1", message="killed by SIGKILL"))
     verdicts.record_attempt(outcome, run.attempt(2), saved_before=-1, may_restart=True)
     assert outcome.restart_delay is None
@@ -315,24 +274,3 @@ def test_a_run_is_requeued_so_many_times_a_day(tmp_path: Path, style: str) -> No
     found = [stop(run, number, progress, style=style, requeues_per_day=3) for number in range(4)]
     assert found == ["stopped", "stopped", "stopped", "failed"]
     assert "3 times within a day" in run.job_start("7-3").requeue_failed.read_text()
-
-
-def test_a_verdict_is_written_on_a_full_disk(tmp_path: Path) -> None:
-    with mount_small_disk(tmp_path / "small", "64k") as disk:
-        verdict = disk / "verdict"
-        reserve(verdict)
-        fill(disk)
-        with pytest.raises(OSError, match="No space"):
-            write_atomically(verdict, "done\n")
-        write_reserved(verdict, "done\n")
-        assert verdict.read_text() == "done\n"
-        assert sorted(path.name for path in disk.iterdir()) == ["ballast", "verdict"]
-
-
-def test_reserved_space_is_given_back(tmp_path: Path) -> None:
-    verdict = tmp_path / "verdict"
-    reserve(verdict)
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == RESERVED_BYTES
-    write_reserved(verdict, "stopped\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["verdict"]
-    assert verdict.read_text() == "stopped\n"

@@ -121,16 +121,6 @@ def test_settings_override_the_preset(launch: Launch, style: str) -> None:
     assert not (started.run.path / "stops-without-progress").exists()
 
 
-def test_a_signal_that_is_set_ends_a_script_without_a_handler(launch: Launch) -> None:
-    script = "import os, time\nfrom pathlib import Path\nPath('listening-' + os.environ['RANK']).write_text('1')\n"
-    started = launch(script + "time.sleep(3600)", env={"SLURM_JOB_ID": "1"}, stop_signal="SIGHUP")
-    listening(started)
-    started.job_start.stop.touch()
-    assert started.wait() == 0, started.err()
-    assert started.verdicts() == ("stopped", "stopped")
-    assert started.job_start.requeue.exists()
-
-
 def test_exit_code_0_means_saved_if_that_is_set(launch: Launch) -> None:
     """The handler appears only after the request."""
     script = """
@@ -160,13 +150,3 @@ def test_the_exit_code_that_is_set_stops_without_a_request(launch: Launch) -> No
     started = launch("import sys; sys.exit(9)", saved_exit_code=9)
     assert started.wait() == 0
     assert started.verdicts() == ("stopped", "stopped")
-
-
-def test_exit_code_75_after_a_request_is_progress(launch: Launch) -> None:
-    script = "import os, signal, sys, time\nfrom pathlib import Path\nsignal.signal(10, lambda *_: sys.exit(75))\n"
-    script += "Path('listening-' + os.environ['RANK']).write_text('1')\ntime.sleep(3600)"
-    started = launch(script, env={"SLURM_JOB_ID": "1"})
-    listening(started)
-    started.job_start.stop.touch()
-    assert started.wait() == 0, started.err()
-    assert not (started.run.path / "stops-without-progress").exists()

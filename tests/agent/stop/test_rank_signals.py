@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent import retry_policy
 from paceline.agent.stop import FILE, INTERRUPT, LOST, TERM, describe_cause
-from paceline.contract.run_folder import RunFolder, read_verdict
+from paceline.contract.run_folder import RunFolder
 from tests.agent.conftest import Launch, Launched, until
 
 # A script without our runtime that saves on request, as many do.
@@ -201,24 +200,6 @@ def test_sigterm_leaves_a_script_the_time_to_save(launch: Launch) -> None:
     assert all((started.run.path / f"saved-{rank}").exists() for rank in (0, 1))
 
 
-def test_a_request_before_the_ranks_start_is_kept(launch: Launch) -> None:
-    header = """
-from paceline.contract.heartbeat_file import HEADER
-def stop_requested():
-    with open(os.environ["PACELINE_HEARTBEAT"], "rb") as file:
-        return HEADER.unpack(file.read(HEADER.size))[2]
-while not stop_requested():
-    time.sleep(0.01)
-send_heartbeat(SAVED_AND_STOPPED)
-"""
-    script = "import time; time.sleep(0.3)\n" + RUNTIME.partition("requests = []")[0] + header
-    started = launch(script)
-    started.job_start.path.mkdir(parents=True, exist_ok=True)
-    started.job_start.stop.touch()
-    assert started.wait() == 0, started.err()
-    assert started.verdicts() == ("stopped", "stopped")
-
-
 def test_a_request_before_the_ranks_start_is_explained_later(
     launch: Launch, tmp_path: Path
 ) -> None:
@@ -239,12 +220,6 @@ def test_a_request_before_the_ranks_start_is_explained_later(
     assert LOST in rest
 
 
-def test_exit_code_75_stops_without_a_request(launch: Launch) -> None:
-    started = launch("import sys; sys.exit(75)")
-    assert started.wait() == 0
-    assert started.verdicts() == ("stopped", "stopped")
-
-
 def test_a_scheduler_that_ends_torchrun(launch: Launch) -> None:
     """It passes SIGTERM on and fails, although all ranks have stopped as they should."""
     script = SAVES.replace("SIGUSR1", "SIGTERM").replace("os.getpid()", "os.getppid()")
@@ -254,45 +229,6 @@ def test_a_scheduler_that_ends_torchrun(launch: Launch) -> None:
     os.kill(agents.pop(), signal.SIGTERM)
     assert started.wait() == 0, started.err()
     assert started.verdicts() == ("stopped", "stopped")
-
-
-SAVING = """
-import os, sys
-from pathlib import Path
-folder = Path(os.environ["PACELINE_CHECKPOINTS"], "step-00000001")
-folder.mkdir(parents=True, exist_ok=True)
-(folder / "complete.json").touch()
-sys.exit(75)
-"""
-
-
-@pytest.mark.parametrize(
-    ("script", "environ", "verdict"),
-    [
-        ("import sys; sys.exit(75)", {"SLURM_JOB_ID": "1"}, "failed"),
-        (SAVING, {"SLURM_JOB_ID": "1"}, "stopped"),
-        (
-            "import sys; sys.exit(75)",
-            {"SLURM_JOB_ID": "1", "PACELINE_JOB_START": "pid-1"},
-            "stopped",
-        ),
-    ],
-    ids=["nothing was saved", "it had saved", "there is no queue"],
-)
-def test_stops_without_progress_end_the_run(
-    launch: Launch, script: str, environ: dict[str, str], verdict: str, tmp_path: Path
-) -> None:
-    count = tmp_path / "run" / "stops-without-progress"
-    count.parent.mkdir()
-    count.write_text(f"{retry_policy.MAX_STOPS_WITHOUT_PROGRESS - 1}\n")
-    started = launch(script, env=environ)
-    assert started.wait() == 0, started.err()
-    assert read_verdict(started.attempt().verdict) == "stopped"
-    job_start = started.run.job_start(environ.get("PACELINE_JOB_START", "here"))
-    assert read_verdict(job_start.verdict) == verdict
-    assert job_start.requeue.exists() is (script == SAVING)
-    assert ("not requeued" in started.err()) is (verdict == "failed")
-    assert count.exists() is (verdict == "failed")
 
 
 def test_a_failure_while_stopping_is_a_failure(launch: Launch) -> None:

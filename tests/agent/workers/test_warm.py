@@ -507,15 +507,6 @@ def test_what_a_fork_cannot_change_must_be_the_same(change: str, named: str | No
     assert difference(read_conditions(sys.executable, os.environ), json.loads(done.stdout)) == named
 
 
-def test_relative_folders_in_pythonpath_depend_on_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = read_conditions("python", {"PYTHONPATH": "src"})
-    monkeypatch.chdir(tmp_path)
-    changed = difference(here, read_conditions("python", {"PYTHONPATH": "src"}))
-    assert changed == "the working directory, which PYTHONPATH depends on"
-
-
 @pytest.mark.slow
 @light
 def test_one_that_does_not_answer_is_replaced(paceline: Paceline) -> None:
