@@ -33,6 +33,7 @@ from torch.utils.data import (
 
 from paceline.contract import env
 from paceline.contract.foreign_records import LineWriter
+from paceline.contract.heartbeat_file import FINISHED
 from paceline.contract.rank_records import (
     BATCH,
     EPOCH_END,
@@ -49,6 +50,8 @@ from paceline.runtime.data.stream_loader import StreamLoader
 from paceline.runtime.data.transfer import parts_of
 from paceline.runtime.distributed.identity import read_identity
 from paceline.runtime.randomness import preserve_host_rng, seed_host
+from paceline.runtime.settings import LaunchContext
+from paceline.runtime.step_boundary.heartbeat import Heartbeat
 
 EPOCHS = 2  # whose orders are compared
 COMPARED_ITEMS = 8  # at the beginning of a dataset, which should be the same on every rank
@@ -84,6 +87,9 @@ class SampleRecorder:
         """End this rank here: all has been recorded, and training would only take time."""
         sys.stdout.flush()
         sys.stderr.flush()
+        # a rank that exits inside its session has failed
+        file = LaunchContext.read().heartbeat_file
+        Heartbeat(file, read_identity().local_rank).set_state(FINISHED)
         os._exit(0)
 
     # -- loaders of `run.loader`
