@@ -103,19 +103,6 @@ def test_a_resumed_loader_takes_the_seed_of_the_checkpoint() -> None:
     assert len(rest) == 53 - 24
 
 
-def test_the_images_are_cropped_and_flipped() -> None:
-    found = [
-        (label, image)
-        for epoch in range(4)
-        for label, image in images_by_label(make(), epoch).items()
-    ]
-    plain = (IMAGES.float() / 255 - 0.5) / 0.25
-    as_it_is = sum(image.equal(plain[label]) for label, image in found)
-    only_flipped = sum(image.equal(plain[label].flip(2)) for label, image in found)
-    assert 3 <= as_it_is <= 25  # of 212 images; 12 on average
-    assert 3 <= only_flipped <= 25
-
-
 def test_random_numbers_are_uniform_and_differ_between_samples_and_calls() -> None:
     random = SampleRandom(torch.arange(20_000), (1 << 64) - 7)
     first, second = random(3), random(3)
