@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from paceline.cli import run_command
-from paceline.spec.shell_text import meant_for, type_again
+from paceline.spec.shell_text import meant_for
 from paceline.ui.web.app import read_cluster
+from paceline.watch.details import type_again
 from paceline.watch.origin import NEWS, ClusterCopy, show
 from tests.cluster_copies import copy_of_run, say_state
 

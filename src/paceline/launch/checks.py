@@ -13,7 +13,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from paceline.contract.env import ON_CLUSTER
@@ -34,7 +34,7 @@ from paceline.slurm import commands as slurm
 from paceline.slurm.limits import check_limits, check_with_slurm
 from paceline.slurm.partitions import Partition, query_partitions
 from paceline.spec.findings import GOOD, PROBLEM, WARNING, Finding
-from paceline.spec.job import Job
+from paceline.spec.job import Job, Program
 from paceline.spec.run_path import RunPath
 from paceline.spec.settings import SITE_FILE, find_site
 from paceline.spec.shell_text import quote, to_type
@@ -196,10 +196,9 @@ def _torch() -> Finding:
 
 def inspect_site() -> list[Finding]:
     """Say what the site sets; nothing if it has no file."""
-    site = find_site()
-    if not (text := site.describe()):
-        return []
-    return [Finding("site", GOOD, f"{text} ({SITE_FILE})")]
+    tables = find_site().model_dump(mode="json", exclude_none=True).values()
+    set_keys = [f"{key} {value}" for table in tables for key, value in table.items()]
+    return [Finding("site", GOOD, f"{', '.join(set_keys)} ({SITE_FILE})")] if set_keys else []
 
 
 def inspect_slurm() -> list[Finding]:
@@ -329,11 +328,25 @@ def _imports(job: Job, python: str, answer: dict[str, Any]) -> Finding:
     if answer["own_path"]:  # only the script knows what it adds
         hint = "The script changes sys.path; check that it finds them there."
         return Finding("imports", WARNING, text, hint)
-    modules = [job.program.module_with(each, job.cwd) for each in missing]
-    if None in modules:
-        return Finding("imports", PROBLEM, text, _install())
-    hint = f"Use -m {modules[0]}, so that it finds what is in {job.cwd}."
+    hint = _install()
+    if (module := _as_module(job.program)) and all(_is_here(each, job.cwd) for each in missing):
+        hint = f"Use -m {module}, so that it finds what is in {job.cwd}."
     return Finding("imports", PROBLEM, text, hint)
+
+
+def _as_module(program: Program) -> str:
+    """Return the name with which `-m` starts a script in a folder below; empty for any other.
+
+    A script finds what is beside it, and a module what is in the current folder.
+    """
+    path = PurePath(program.name)
+    parts = path.with_suffix("").parts
+    is_below = not program.is_module and len(parts) > 1 and path.suffix == ".py"
+    return ".".join(parts) if is_below and all(part.isidentifier() for part in parts) else ""
+
+
+def _is_here(package: str, folder: Path) -> bool:
+    return (folder / package).is_dir() or (folder / f"{package}.py").is_file()
 
 
 def _install() -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -17,13 +18,13 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
 
 from paceline.contract.files import open_without_waiting, show_size
 from paceline.errors import EnvironmentProblem
-from paceline.spec.load import read_sent_code, repository_root
+from paceline.spec.load import SENT_FILE, is_sent, repository_root
 
 MAX_FILES = 20_000
 BYTECODE = "__pycache__"  # Python adds it to copies
@@ -481,3 +482,40 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
 @functools.lru_cache
 def _expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")
+
+
+# -- code that was sent here from another machine --------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SentCode:
+    """What was sent. `files` maps names to kind, size and digest (of a link: its target)."""
+
+    project: str
+    files: dict[str, tuple[str, int, str]]
+    commit: str | None = None
+    branch: str | None = None
+    changed: bool | None = None
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal files, whatever their commit is."""
+        return hashlib.sha256(json.dumps(sorted(self.files.items())).encode()).hexdigest()[:32]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> SentCode:
+        values = json.loads(text)
+        return cls(
+            **{**values, "files": {name: tuple(each) for name, each in values["files"].items()}}
+        )
+
+
+def read_sent_code(folder: Path) -> SentCode | None:
+    """Return what was sent as this folder; None if it is any other folder."""
+    if not is_sent(folder):
+        return None
+    found = SentCode.from_json((folder.parent / SENT_FILE).read_text(encoding="utf-8"))
+    return found if found.project == folder.name else None

@@ -26,7 +26,7 @@ from paceline.contract.foreign_records import parse_object, read_bounded, read_o
 from paceline.contract.run_folder import DONE, FAILED, SUBMITTING, TRIALS, RunFolder, read_verdict
 from paceline.errors import ClusterError, EnvironmentProblem, SpecError, UsageError
 from paceline.spec.job import Job
-from paceline.spec.run_path import RunPath, is_fetched, is_run_id, list_folders, new_run_id
+from paceline.spec.run_path import RunPath, is_fetched, list_folders, new_run_id
 from paceline.spec.shell_text import cluster, quote, to_type
 from paceline.spec.user_files import expand_home, is_own_folder, require_own_folder
 
@@ -43,6 +43,7 @@ SHIELDS = {
     'collect_ignore_glob = ["*"]\n',
 }
 JOB_ID = re.compile(r"\d+(_\d+)?")  # of a job, or of a task of an array
+RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")  # a whole one
 
 
 def resolve_scratch(job: Job, environ: Mapping[str, str]) -> Path:
@@ -120,7 +121,7 @@ def find_run(name: str, scratch: Path) -> RunFolder:
         ),
     )
     found = (list(filter(is_own_folder, paths)) for paths in candidates)
-    matches = next(filter(None, found), exact if is_run_id(name) else [])
+    matches = next(filter(None, found), exact if RUN_ID.fullmatch(name) else [])
     if len(matches) == 1:
         return RunFolder(matches[0])
     if matches:

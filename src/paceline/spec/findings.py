@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 GOOD, NOTE, WARNING, PROBLEM = "good", "note", "warning", "problem"
@@ -22,11 +21,3 @@ class Finding:
     hint: str = ""
     evidence: tuple[str, ...] = ()
     docs: str = ""
-
-
-def worst(findings: Sequence[Finding]) -> str:
-    """Return the most serious level."""
-    levels: Mapping[str, int] = {GOOD: 0, NOTE: 0, WARNING: 1, PROBLEM: 2}
-    return max(
-        (finding.level for finding in findings), key=lambda level: levels[level], default=GOOD
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from paceline.errors import SpecError
 from paceline.spec.job_tables import Environment, Launch, Project, Resources
@@ -22,25 +22,6 @@ class Program:
     name: str
     args: tuple[str, ...] = ()
     is_module: bool = False
-
-    def module_with(self, package: str, cwd: Path) -> str | None:
-        """Return the module that finds a package of the current folder, which the script in a
-        folder below does not.
-
-        A script finds what is beside it, and a module what is in the current folder. None if it
-        would not help.
-        """
-        path = PurePath(self.name)
-        parts = path.with_suffix("").parts
-        if (
-            self.is_module
-            or len(parts) < 2
-            or path.suffix != ".py"
-            or not all(part.isidentifier() for part in parts)
-        ):
-            return None
-        found = (cwd / package).is_dir() or (cwd / f"{package}.py").is_file()
-        return ".".join(parts) if found else None
 
 
 @dataclass(frozen=True)

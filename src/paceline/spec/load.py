@@ -5,13 +5,11 @@ overrides the file.
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -308,32 +306,6 @@ def _lower_to_limits(values: dict[str, Any], sources: Mapping[str, str], site: S
 # Its folder has no repository. Next to it lies a file that says what git said on the other machine.
 
 
-@dataclass(frozen=True)
-class SentCode:
-    """What was sent. `files` maps names to kind, size and digest (of a link: its target)."""
-
-    project: str
-    files: dict[str, tuple[str, int, str]]
-    commit: str | None = None
-    branch: str | None = None
-    changed: bool | None = None
-
-    @property
-    def digest(self) -> str:
-        """Equal for equal files, whatever their commit is."""
-        return hashlib.sha256(json.dumps(sorted(self.files.items())).encode()).hexdigest()[:32]
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> SentCode:
-        values = json.loads(text)
-        return cls(
-            **{**values, "files": {name: tuple(each) for name, each in values["files"].items()}}
-        )
-
-
 def is_sent(folder: Path) -> bool:
     """Return whether a folder is a project that was sent here. Only commands that came the same
     way ask.
@@ -351,11 +323,3 @@ def laptop_path(path: Path) -> Path:
         if sent and typed and path.is_relative_to(sent)
         else path
     )
-
-
-def read_sent_code(folder: Path) -> SentCode | None:
-    """Return what was sent as this folder; None if it is any other folder."""
-    if not is_sent(folder):
-        return None
-    found = SentCode.from_json((folder.parent / SENT_FILE).read_text(encoding="utf-8"))
-    return found if found.project == folder.name else None

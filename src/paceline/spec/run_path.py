@@ -44,11 +44,6 @@ def new_run_id(now: datetime.datetime | None = None) -> str:
     return f"{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
-def is_run_id(name: str) -> bool:
-    """Return whether a text is a whole run id."""
-    return re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", name) is not None
-
-
 def is_run_path(path: str) -> bool:
     """Return whether this is the path of a run, a sweep or a trial in a scratch folder."""
     return _RUN_PATH.fullmatch(path) is not None and not path.startswith(f"{STORE}/")

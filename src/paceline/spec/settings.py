@@ -246,11 +246,6 @@ class Site(Table):
         """Return the site's defaults as tables of paceline.toml."""
         return {"job": self.model_dump(exclude_none=True)["defaults"]}
 
-    def describe(self) -> str:
-        """Return what the site sets in one line; empty if it sets nothing."""
-        tables = self.model_dump(mode="json", exclude_none=True).values()
-        return ", ".join(f"{key} {value}" for table in tables for key, value in table.items())
-
 
 # -- what is wrong with a value
 

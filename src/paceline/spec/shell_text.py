@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from paceline.contract.env import ON_CLUSTER
 from paceline.errors import UsageError
@@ -44,17 +43,6 @@ def cluster() -> str:
     those of here.
     """
     return os.environ.get(ON_CLUSTER) or _cluster
-
-
-def type_again(start: Mapping[str, Any]) -> str:
-    """Return a recorded command as it is typed where the user is: the record of a run on a cluster
-    has no `--on`.
-    """
-    command = start.get("command")
-    words = list(map(str, command)) if isinstance(command, list) else []
-    if (name := cluster()) and words[:2] == ["paceline", "submit"]:
-        words = [*words[:2], "--on", name, *words[2:]]
-    return command_line(words)
 
 
 def to_type(command: str) -> str:

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from paceline.contract.files import show_size
 from paceline.errors import EnvironmentProblem, SpecError
-from paceline.launch.code_snapshot import CodeTooLarge, identify_code, list_code
+from paceline.launch.code_snapshot import CodeTooLarge, SentCode, identify_code, list_code
 from paceline.launch.run_folder import resolve_scratch
 from paceline.launch.secrets import secret_files
 from paceline.spec.job import Job
-from paceline.spec.load import SENT_FILE, SentCode
+from paceline.spec.load import SENT_FILE
 from paceline.spec.shell_text import quote
 from paceline.ssh.connection import SSH_FAILED, Connection, word
 from paceline.ssh.installation import CACHE

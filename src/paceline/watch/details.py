@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from paceline.contract.run_folder import (
     RunFolder,
     read_verdict,
 )
-from paceline.spec.shell_text import cluster, quote, to_type, type_again
+from paceline.spec.shell_text import cluster, command_line, quote, to_type
 from paceline.watch import origin
 from paceline.watch.failure import failure_text, read_failure, resume_command
 from paceline.watch.goodput import Goodput, Span
@@ -299,3 +299,14 @@ def _commands(record: Record) -> dict[str, str]:
         elif record.status != DONE:
             commands["resume"] = resume_command(record.folder, job=record.job)
     return commands
+
+
+def type_again(start: Mapping[str, Any]) -> str:
+    """Return a recorded command as it is typed where the user is: the record of a run on a cluster
+    has no `--on`.
+    """
+    command = start.get("command")
+    words = list(map(str, command)) if isinstance(command, list) else []
+    if (name := cluster()) and words[:2] == ["paceline", "submit"]:
+        words = [*words[:2], "--on", name, *words[2:]]
+    return command_line(words)

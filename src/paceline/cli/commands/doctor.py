@@ -22,7 +22,7 @@ from paceline.launch.resume import read_launch_spec
 from paceline.launch.run_folder import find_run, resolve_scratch
 from paceline.launch.secrets import inspect_secrets
 from paceline.launch.slurm_job import SlurmJob
-from paceline.spec.findings import GOOD, NOTE, PROBLEM, WARNING, Finding, worst
+from paceline.spec.findings import GOOD, NOTE, PROBLEM, WARNING, Finding
 from paceline.spec.job import Program
 from paceline.spec.option import LAUNCH, PROJECT, RESOURCES
 from paceline.spec.user_files import is_own_folder
@@ -152,4 +152,4 @@ def report(findings: Sequence[Finding], *, as_json: bool = False) -> int:
         parts = [finding.text, *(f"- {fact}" for fact in finding.evidence), hint, docs]
         lines = (line.strip() for part in parts for line in console.printable(part).splitlines())
         out.print(f"\n{INDENT}".join(filter(None, lines)), markup=False, soft_wrap=True)
-    return 1 if worst(findings) == PROBLEM else 0
+    return int(any(each.level == PROBLEM for each in findings))

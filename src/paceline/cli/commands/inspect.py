@@ -14,7 +14,7 @@ from paceline.cli import console, typer_options
 from paceline.cli.commands.doctor import report
 from paceline.cli.parser import GroupedCommand, make_group
 from paceline.launch.local_run import current_folder
-from paceline.spec.findings import PROBLEM, worst
+from paceline.spec.findings import PROBLEM
 from paceline.spec.option import LAUNCH, TRAINING
 from paceline.tools.inspect.recorded_run import overrides, record
 from paceline.tools.inspect.samples import Samples, check_samples
@@ -72,7 +72,7 @@ def data(
         for rank in samples.ranks
     ]
     console.print_json(ranks=ranks, findings=[asdict(finding) for finding in findings])
-    return int(worst(findings) == PROBLEM)
+    return int(any(each.level == PROBLEM for each in findings))
 
 
 def _print_samples(samples: Samples) -> None:

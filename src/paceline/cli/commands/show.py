@@ -22,11 +22,11 @@ from paceline.launch.code_snapshot import find_code, list_copy
 from paceline.launch.submission import run_folders_inside
 from paceline.slurm.commands import known_jobs
 from paceline.spec.run_path import run_path_of
-from paceline.spec.shell_text import command_line, type_again
+from paceline.spec.shell_text import command_line
 from paceline.spec.user_files import require_own_folder
 from paceline.ui.terminal import run_view
 from paceline.ui.terminal.run_view import Fact
-from paceline.watch.details import RunDetails, read_details
+from paceline.watch.details import RunDetails, read_details, type_again
 from paceline.watch.failure import describe_start
 from paceline.watch.metrics import Curves, MetricsReader, describe_throughput
 from paceline.watch.overview import Overview
