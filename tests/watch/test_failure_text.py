@@ -13,7 +13,7 @@ from paceline.cli.commands import show as show_facts
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError
 from paceline.slurm.job_states import JobState
-from paceline.sweep.results import _find_error
+from paceline.sweep.results import find_error
 from paceline.ui.terminal.run_view import describe_attempt
 from paceline.watch.details import read_attempts
 from paceline.watch.failure import describe_failure
@@ -75,7 +75,7 @@ def test_the_first_failing_rank_is_shown(
         assert describe_attempt(attempt).endswith(
             "ValueError: no data\nat train.py:9 in main: raise ValueError"
         )
-    assert line.endswith(_find_error(folder))  # what a sweep shows
+    assert line.endswith(find_error(folder))  # what a sweep shows
 
 
 def test_a_run_that_started_no_rank_says_why(tmp_path: Path) -> None:

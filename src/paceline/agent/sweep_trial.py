@@ -19,9 +19,8 @@ from typing import Any
 from paceline.agent import sweep_points
 from paceline.agent.rank_failures import Failure
 from paceline.agent.sweep_points import TrialPython
-from paceline.contract import env
 from paceline.contract.environment_file import forget_secrets
-from paceline.contract.foreign_records import read_fields, read_objects
+from paceline.contract.foreign_records import read_fields
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact, redact_args, redact_values
 from paceline.contract.run_folder import STOPPED, RunFolder, write_atomically
@@ -334,7 +333,7 @@ def close_trial(
     sweep: SweepFolder, number: int, verdict: str, *, error: str = ""
 ) -> dict[str, Any]:
     """Write the result of a trial that has ended, also to the sampler's study. `error`: why it
-    never started.
+    never started. If its ranks never did, readers find the reason in the run folder.
     """
     search, trial = sweep.read_search(), sweep.trial(number)
     record = read_fields(trial.trial)
@@ -342,8 +341,12 @@ def close_trial(
     if state == DONE and trial.pruned.exists():
         state = PRUNED
     value, step = _last_value(trial, search.metric)
-    if state == FAILED:
-        error = error or _find_error(trial, verdict)
+    if verdict == STOPPED:
+        error = "stopped before it finished"
+    elif state == FAILED:
+        failures = (read_fields(attempt.failure) for attempt in reversed(trial.attempts()))
+        failure = next(filter(None, failures), None)
+        error = error if failure is None else Failure(**failure).summary
     elif state == DONE and value is None and search.metric:
         error = f"it ended without a value for {search.metric}"
     result = {
@@ -408,37 +411,3 @@ def _group_result(sweep: SweepFolder, group: int) -> tuple[str, float | None] | 
     if any(result["state"] == PRUNED for result in results):
         return PRUNED, None
     return (DONE, sum(values) / len(values)) if values else (FAILED, None)
-
-
-def _find_error(trial: TrialFolder, verdict: str) -> str:
-    """Return the first line of the newest attempt's error."""
-    if verdict == STOPPED:
-        return "stopped before it finished"
-    for attempt in reversed(trial.attempts()):
-        if failure := read_fields(attempt.failure):
-            return Failure(**failure).summary
-    if reason := _agent_error(trial):
-        return reason
-    try:  # no agent started: the last message of the batch script, which can write nothing but text
-        lines = trial.slurm_log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    # Indented lines are hints.
-    errors = [
-        line.removeprefix("paceline: ").removeprefix("error: ")
-        for line in lines
-        if not line.startswith(("paceline: job ", "  "))
-    ]
-    return errors[-1] if errors else ""
-
-
-def _agent_error(trial: TrialFolder) -> str:
-    """Return why the agents of this job start, if known, failed before any rank started; empty if
-    the head agent has not said so.
-    """
-    job_start = os.environ.get(env.JOB_START)
-    for event in reversed(list(read_objects(trial.events / "agent-0.jsonl"))):
-        is_this = job_start in (None, event.get("job_start"))
-        if event.get("event") == "failed" and event.get("reason") and is_this:
-            return str(event["reason"])
-    return ""

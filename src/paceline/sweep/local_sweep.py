@@ -24,6 +24,7 @@ from paceline.launch.secrets import read_secrets
 from paceline.spec.job import Job
 from paceline.spec.shell_text import quote
 from paceline.sweep.folder import mark_starter
+from paceline.sweep.results import find_error
 from paceline.sweep.settings import SweepSettings, describe_point
 from paceline.sweep.start import SweepStart, count_trials
 
@@ -131,8 +132,11 @@ class LocalSweep(SweepStart):
             parts.append(f"{self.search.metric or 'value'} {result['value']:.6g}")
         if result.get("point"):
             parts.append(describe_point(result["point"]))
-        if result.get("error"):
-            parts.append(result["error"])
+        error = result.get("error")
+        if result["state"] == FAILED:
+            error = error or find_error(self.writer.folder.trial(number))
+        if error:
+            parts.append(error)
         log.info(", ".join(parts))
 
     def _report_best(self) -> None:

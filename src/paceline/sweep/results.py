@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.foreign_records import NUMBER, Fields, keep_valid, read_fields
+from paceline.contract.foreign_records import NUMBER, Fields, keep_valid, read_fields, read_text
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep_folder import (
     DONE,
@@ -34,6 +34,7 @@ from paceline.slurm.job_states import ENDED, LIVE, WAITING, JobState
 from paceline.spec.run_path import STORE
 from paceline.spec.user_files import is_own_folder, require_own_folder
 from paceline.sweep.folder import is_starting
+from paceline.watch.events import read_events
 from paceline.watch.failure import failure_text, read_failure
 from paceline.watch.metrics import as_number, read_end
 from paceline.watch.records import QueryStates, read_records
@@ -56,7 +57,7 @@ TRIAL_FIELDS: Fields = {
     "step": int,
 }
 _PRECEDENCE = (RUNNING, PENDING, MISSING, FAILED, PRUNED, DONE)
-TAIL = 16384  # bytes at the end of a metrics file to search for its newest value
+TAIL = 16384  # bytes at the end of a file to search for what is newest
 
 
 @dataclass(frozen=True)
@@ -242,7 +243,7 @@ def _ended(folder: TrialFolder, planned: dict[str, Any]) -> Trial | None:
         value=as_number(result.get("value")),
         seconds=as_number(seconds),
         step=result.get("step"),
-        error=error or (_find_error(folder) if state == FAILED else ""),
+        error=error or (find_error(folder) if state == FAILED else ""),
     )
 
 
@@ -269,7 +270,7 @@ def _read_started(
         if record.is_over:
             # one that failed for good has a result
             state = DONE if record.status == DONE else MISSING
-            error = "" if state == DONE else _find_error(folder) or f"it is {record.status}"
+            error = "" if state == DONE else find_error(folder) or f"it is {record.status}"
         value = newest_value(folder.reports, "value")
         own = read_fields(folder.trial, TRIAL_FIELDS)
         yield _trial(
@@ -312,12 +313,23 @@ def _trial(folder: TrialFolder, record: Mapping[str, Any], *, state: str, **know
     )
 
 
-def _find_error(folder: RunFolder) -> str:
-    """Return the first error line of the newest attempt that failed."""
+def find_error(folder: RunFolder) -> str:
+    """Return the first error line of the newest attempt that failed; without one, why the agents
+    failed, or the last message of the batch script.
+    """
     for attempt in reversed(folder.attempts()):
         if failure := read_failure(attempt):
             return first_line(failure_text(failure))
-    return ""
+    reasons = [event["reason"] for event in read_events(folder.events) if event.get("reason")]
+    if reasons:
+        return first_line(str(reasons[-1]))
+    # Indented lines are hints.
+    lines = [
+        line.removeprefix("paceline: ").removeprefix("error: ")
+        for line in read_text(folder.slurm_log, TAIL).splitlines()
+        if line.strip() and not line.startswith(("paceline: job ", "  "))
+    ]
+    return lines[-1] if lines else ""
 
 
 def first_line(text: str) -> str:
