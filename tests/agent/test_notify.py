@@ -13,16 +13,14 @@ from typing import Any
 
 import pytest
 
-from paceline.agent import notify as stall_notifier
 from paceline.agent.attempt import Outcome
-from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.notify import NotDelivered, Notifier, post, run_command
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from tests.agent.conftest import Launch, until
 from tests.agent.webhook_server import Webhook, serve_webhook
 
-DEFAULT = ["done", "failed", "requeued", "stalled", "gpu_idle"]
+DEFAULT = ["done", "failed", "requeued", "stalled"]
 FAILS = "import os\nif os.environ['RANK'] == '1':\n    raise ValueError('a bad value')\n"
 
 
@@ -283,32 +281,6 @@ def test_how_a_job_start_ends(
         ended_by_limit = case["limit"] and status in ("stopped", "timed out")
         assert (sent["message"] == "time limit reached") == ended_by_limit
     assert job_start.notified.exists() == (changes != {"by_term": True})
-
-
-@pytest.mark.parametrize(
-    ("busy", "fresh", "told"),
-    [([0, 2], True, True), ([0, 50], True, False), ([0, 0], False, False), ([], True, False)],
-)
-def test_gpus_without_work(
-    tmp_path: Path, webhook: Webhook, busy: list[int], fresh: bool, told: bool
-) -> None:
-    notifier = make_notifier(tmp_path, webhook, "7-0", stalled_after=0.2, on=["gpu_idle"])
-    run = RunFolder(tmp_path / "run")
-    run.system.mkdir()
-    attempt = run.attempt(1)
-    attempt.path.mkdir()
-    for node, share in enumerate(busy):
-        sample = {"time": time.time() - (0 if fresh else 1000), "gpus": [{"busy": share}, {}]}
-        run.node_metrics(node).write_text(f"{json.dumps({'host': 'x'})}\n{json.dumps(sample)}\n")
-    heartbeats = Heartbeats(1)
-    watch = stall_notifier.StallNotifier(run, attempt, notifier, heartbeats, [0])
-    for _ in range(2):
-        watch.check()
-        time.sleep(0.25)
-    watch.check()
-    heartbeats.remove()
-    notifier.flush()
-    assert webhook.events() == (["gpu_idle"] if told else [])
 
 
 def test_addresses_never_appear_in_errors() -> None:

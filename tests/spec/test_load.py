@@ -143,7 +143,7 @@ WRONG = {
     ),
     "an unknown event": (
         '[notify]\non = ["donee"]',
-        ["use one of done, failed, stopped, requeued, stalled, gpu_idle"],
+        ["use one of done, failed, stopped, requeued, stalled"],
     ),
     "no grace": ('[resume]\ngrace = "0s"', ['grace = "0s"', "use at least 1."]),
     "a grace that Slurm cannot store": (

@@ -373,7 +373,7 @@ class Agent:
             events=self.events,
             say=self.say,
             stalls=StallNotifier(
-                self.run, folder, self.notifier, self.heartbeats, self.placement.local_ranks
+                folder, self.notifier, self.heartbeats, self.placement.local_ranks
             ),
         )
         try:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.stop import FILE, TERM, is_time_limit
 from paceline.contract import env
-from paceline.contract.foreign_records import read_fields, read_objects
+from paceline.contract.foreign_records import read_fields
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact_text
 from paceline.contract.run_folder import (
@@ -37,16 +37,13 @@ from paceline.contract.run_folder import (
 if TYPE_CHECKING:
     from paceline.agent.attempt import Outcome
 
-REQUEUED, STALLED, GPU_IDLE = "requeued", "stalled", "gpu_idle"
+REQUEUED, STALLED = "requeued", "stalled"
 CANCELLED, TIMED_OUT = "cancelled", "timed out"
 WEBHOOK_TIMEOUT = 5.0  # seconds
 COMMAND_TIMEOUT = 10.0
 FLUSH_TIMEOUT = 12.0  # seconds at the end of the agent for what is still to be sent
 MAX_MESSAGE = 1000  # characters
 INTERVAL = 30.0  # seconds between two looks for stalled ranks, at most
-IDLE = 5.0  # percent: a GPU that is less busy has nothing to do
-FRESH = 120.0  # seconds; older samples of a node say nothing about now
-SAMPLE = 8192  # bytes at the end of a node's metrics, which hold its last sample
 
 
 class NotDelivered(Exception):
@@ -209,23 +206,22 @@ class Notifier:
 
 
 class StallNotifier:
-    """Looks at one attempt while the head agent waits, for ranks or GPUs that do nothing."""
+    """Looks at one attempt while the head agent waits, for ranks that do nothing."""
 
     def __init__(
         self,
-        run: RunFolder,
         attempt: AttemptFolder,
         notifier: Notifier,
         heartbeats: Heartbeats,
         local_ranks: Iterable[int],
     ) -> None:
-        self._run, self._attempt, self._notifier = run, attempt, notifier
+        self._attempt, self._notifier = attempt, notifier
         self._heartbeats, self._local_ranks = heartbeats, list(local_ranks)
         self._limit = float(notifier.settings.get("stalled_after", 0))
-        wanted = {STALLED, GPU_IDLE} & set(notifier.settings.get("on", ()))
-        self._next_look = time.monotonic() if wanted and self._limit > 0 else float("inf")
+        is_wanted = STALLED in notifier.settings.get("on", ()) and self._limit > 0
+        self._next_look = time.monotonic() if is_wanted else float("inf")
         self._progress: object = None
-        self._progressed = self._busy = time.monotonic()
+        self._progressed = time.monotonic()
 
     def check(self) -> None:
         now = time.monotonic()
@@ -241,29 +237,13 @@ class StallNotifier:
         if progress != self._progress:
             self._progress = progress
             self._progressed = now
-        if not self._are_gpus_idle():
-            self._busy = now
-        for event, since, what in (
-            (STALLED, self._progressed, "no step for"),
-            (GPU_IDLE, self._busy, "no GPU was busy for"),
-        ):
-            seconds = now - since
-            if seconds >= self._limit:
-                ago = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
-                number = self._attempt.number
-                self._notifier.send(event, "running", f"{what} {ago}", attempt=number, step=steps)
-
-    def _are_gpus_idle(self) -> bool:
-        """Return whether the nodes have lately measured GPUs, none of which is busy."""
-        is_known = False
-        for path in self._run.system.glob("node-*.jsonl"):
-            *_, sample = [{}, *read_objects(path, SAMPLE)]
-            if time.time() - sample.get("time", 0) < FRESH:
-                for share in (gpu.get("busy") for gpu in sample.get("gpus", ())):
-                    if share is not None and share >= IDLE:
-                        return False
-                    is_known |= share is not None
-        return is_known
+        seconds = now - self._progressed
+        if seconds >= self._limit:
+            ago = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+            number = self._attempt.number
+            self._notifier.send(
+                STALLED, "running", f"no step for {ago}", attempt=number, step=steps
+            )
 
 
 def post(address: str, payload: Mapping[str, Any]) -> None:

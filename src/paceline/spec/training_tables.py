@@ -303,16 +303,12 @@ class Notify(Table):
         Events,
         Option(
             "--notify-on EVENT",
-            "Events to notify about: done, failed, requeued, stalled, gpu_idle (default: "
-            "these) or stopped.",
+            "Events to notify about: done, failed, requeued, stalled (default: these) or stopped.",
         ),
-    ] = ("done", "failed", "requeued", "stalled", "gpu_idle")
+    ] = ("done", "failed", "requeued", "stalled")
     stalled_after: Annotated[
         Seconds,
-        Option(
-            "--stalled-after TIME",
-            "Notify after this long without a step or a busy GPU (default: 30m).",
-        ),
+        Option("--stalled-after TIME", "Notify after this long without a step (default: 30m)."),
     ] = 1800
 
 

@@ -21,7 +21,7 @@ from paceline.spec.quantities import (
 
 Style = Literal["fork", "srun", "torchrun", "spawn", "mpirun", "lightning", "accelerate"]
 # what notifications may be about
-Event = Literal["done", "failed", "stopped", "requeued", "stalled", "gpu_idle"]
+Event = Literal["done", "failed", "stopped", "requeued", "stalled"]
 
 # The text of each ValueError completes "Invalid KEY VALUE: use ...".
 
