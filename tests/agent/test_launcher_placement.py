@@ -155,7 +155,7 @@ CONTRADICTIONS = {
     "two tasks on one node for an agent per node": (
         launch_spec(nodes=2, nproc=2),
         slurm(procid=1, ntasks=2, localid=1, nodeid=0),
-        ("one task per node",),
+        ("1 agents per node", "--ntasks-per-node=1"),
     ),
     "mpirun distributes by node": (
         launch_spec("mpirun", nodes=2, nproc=2),

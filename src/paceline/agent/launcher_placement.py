@@ -83,8 +83,35 @@ def find_placement(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> Place
             if per_rank
             else f"Start one task on each of {expected} nodes.",
         )
-    return (
-        _rank_placement(launch_spec, numbers) if per_rank else _node_placement(launch_spec, numbers)
+    nodes, nproc = launch_spec.nodes, launch_spec.nproc
+    per_node = nproc if per_rank else 1
+    expected_node, expected_local_rank = divmod(numbers.index, per_node)
+    node = expected_node if numbers.node is None else numbers.node
+    local_rank = expected_local_rank
+    if per_rank and numbers.local_rank is not None:
+        local_rank = numbers.local_rank
+    in_order = (node, local_rank) == (expected_node, expected_local_rank)
+    # Slurm may spread its ranks as it likes. MPI does not number nodes: only if the ranks fill node
+    # after node, the rank gives the node.
+    may_be_spread = per_rank and numbers.node is not None
+    in_range = 0 <= local_rank < nproc and 0 <= node < nodes
+    if not in_range or not (in_order or may_be_spread):
+        raise LaunchError(
+            f"The run has {nodes} nodes x {nproc} ranks, so style {launch_spec.style} needs "
+            f"{per_node} agents per node, but {numbers.source} made agent {numbers.index} local "
+            f"rank {local_rank} of node {node} ({numbers.host}).",
+            hint=f"Fill node after node: --ntasks-per-node={per_node}, or with mpirun --map-by "
+            f"ppr:{per_node}:node.",
+        )
+    return Placement(
+        numbers.index,
+        numbers.count,
+        node,
+        nodes,
+        [local_rank] if per_rank else list(range(nproc)),
+        numbers.index if per_rank else node * nproc,
+        nproc,
+        numbers.host,
     )
 
 
@@ -104,54 +131,6 @@ def _read_numbers(style: str, environ: Mapping[str, str]) -> _Numbers:
                 node=int(environ[row.node]) if row.node in environ else None,
             )
     return _Numbers("the environment (no scheduler step)", 0, 1, host)
-
-
-def _node_placement(launch_spec: LaunchSpec, numbers: _Numbers) -> Placement:
-    """Return the placement of an agent that starts all ranks of its node."""
-    # With one task per node, Slurm's node number equals the agent's index.
-    node = numbers.index if numbers.node is None else numbers.node
-    if node != numbers.index:
-        raise LaunchError(
-            f"{numbers.source} gives this agent the index {numbers.index}, but its node the index "
-            f"{node}.",
-            hint=f"Start one task per node: style {launch_spec.style} needs that.",
-        )
-    nproc = launch_spec.nproc
-    return Placement(
-        numbers.index,
-        numbers.count,
-        node,
-        launch_spec.nodes,
-        list(range(nproc)),
-        node * nproc,
-        nproc,
-        numbers.host,
-    )
-
-
-def _rank_placement(launch_spec: LaunchSpec, numbers: _Numbers) -> Placement:
-    """Return the placement of an agent that starts a single rank."""
-    nproc, rank, host = launch_spec.nproc, numbers.index, numbers.host
-    local_rank = rank % nproc if numbers.local_rank is None else numbers.local_rank
-    node = numbers.node
-    if node is None:
-        # MPI does not number nodes. If the ranks fill node after node, the rank gives the node.
-        node, expected = divmod(rank, nproc)
-        if local_rank != expected:
-            raise LaunchError(
-                f"{numbers.source} made rank {rank} local rank {local_rank} of {host}, but with "
-                f"{nproc} ranks per "
-                f"node it must be local rank {expected}.",
-                hint=f"Let mpirun fill node after node: --map-by ppr:{nproc}:node.",
-            )
-    if not (0 <= local_rank < nproc and 0 <= node < launch_spec.nodes):
-        raise LaunchError(
-            f"The run has {launch_spec.nodes} nodes x {nproc} ranks, but {numbers.source} made "
-            f"rank {rank} local "
-            f"rank {local_rank} of node {node} ({host}).",
-            hint=f"Start {nproc} tasks on every node (--ntasks-per-node={nproc}).",
-        )
-    return Placement(rank, numbers.count, node, launch_spec.nodes, [local_rank], rank, nproc, host)
 
 
 def _numbers_agents(row: RankVariables, style: str, environ: Mapping[str, str]) -> bool:
