@@ -157,9 +157,6 @@ class OutputCapture:
         }
         self._line_is_open = False  # what ranks have printed there last has no line break
         self._closing = threading.Event()
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_write, False)
-        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
 
     def open(self, rank: int, *, shown: bool | None = None) -> tuple[int, int]:
@@ -216,34 +213,22 @@ class OutputCapture:
 
     def close(self, timeout: float = 5.0) -> None:
         """Read what is left until all ends are closed or time is up, then close everything."""
-        deadline = time.monotonic() + timeout
-        while (
-            self._thread.is_alive()
-            and len(self._selector.get_map()) > 1
-            and time.monotonic() < deadline
-        ):
-            self._thread.join(0.01)
-        self._closing.set()
-        with contextlib.suppress(OSError):
-            os.write(self._wake_write, b".")
         if self._thread.ident is not None:  # it was started
+            self._thread.join(timeout)
+            self._closing.set()
             self._thread.join(timeout)
         if self._thread.is_alive():
             return  # it waits for a blocked console; as a daemon thread it ends with the agent
         for key in list(self._selector.get_map().values()):
-            if key.data is not None:
-                self._close_pipe(key.data)
+            self._close_pipe(key.data)
         self._selector.close()
-        for descriptor in (self._wake_read, self._wake_write):
-            os.close(descriptor)
         for log in [*self._logs.values(), *([self._shared] if self._shared else [])]:
             log.close()
 
     def _run(self) -> None:
-        while len(self._selector.get_map()) > 1 and not self._closing.is_set():
+        while self._selector.get_map() and not self._closing.is_set():
             for key, _ in self._selector.select(1.0):
-                if key.data is not None:
-                    self._read(key.data)
+                self._read(key.data)
 
     def _read(self, pipe: RankPipe) -> None:
         try:
