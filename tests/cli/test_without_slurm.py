@@ -91,3 +91,14 @@ def test_a_script_alone_cannot_be_waited_for(
     assert rejected.returncode == 2
     assert message in rejected.stderr
     assert {path.name for path in tmp_path.iterdir()} <= {"train.py", "scratch"}
+
+
+@pytest.mark.parametrize("place", ["/dev/null", "."])
+def test_a_script_replaces_no_device_or_folder(
+    place: str, tmp_path: Path, paceline: Callable[..., Completed]
+) -> None:
+    (tmp_path / "train.py").touch()
+    rejected = paceline("submit", "--time", "1h", "--script-only", place, "train.py")
+    assert rejected.returncode == 2
+    assert f"and {place} is none" in rejected.stderr
+    assert not Path("/dev/null").is_file()

@@ -46,10 +46,12 @@ def forward(asked: Forwarded) -> int:
     outputs = [str(path) for path in map(asked.values.get, OUTPUTS) if path]
     for path in outputs:
         if not path.startswith("/"):  # nobody looks into the copy of the project there
+            printed = "use --dry-run to print it"
+            if asked.key != "submit":
+                printed = "write to /dev/stdout, and redirect the output"
             raise UsageError(
                 f"{path} would be written on {asked.names[0]}, not here.",
-                hint=f"Give it a full path there, such as /scratch/me/{Path(path).name}; or write to"
-                " /dev/stdout, and redirect the output.",
+                hint=f"Give it a full path there, such as /scratch/me/{Path(path).name}; or {printed}.",
             )
     connection, command = make_request(asked, find_project(asked))
     submits = asked.key == "submit" and not asked.values.get("dry_run") and not outputs

@@ -125,7 +125,8 @@ def _warm_process(pid: int) -> Removable:
     """Return a process that `run --warm` keeps. Runs that it has started continue when it ends."""
 
     def end() -> bool:
-        os.kill(pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it may have ended since it was listed
+            os.kill(pid, signal.SIGTERM)
         return True
 
     return Removable(f"process {pid}", "warm process: torch stays imported for `run --warm`", end)

@@ -125,6 +125,11 @@ def command(
             "--script-only cannot be combined with --resume, --wait or --follow.",
             hint="It prepares a new run and submits nothing. Omit one of the two.",
         )
+    if script_only is not None and script_only.exists() and not script_only.is_file():
+        raise UsageError(
+            f"--script-only writes a file for sbatch, and {script_only} is none.",
+            hint="Name a file, such as job.sbatch. To print the script, use --dry-run.",
+        )
     submission = _find_job(args, settings, is_module=module, resume=resume, after=after or ())
     if dry_run:
         return _show(submission, is_new=resume is None)
