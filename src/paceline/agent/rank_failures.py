@@ -76,7 +76,7 @@ class Failure:
         """One line that distinguishes this failure from others."""
         if self.type:
             return f"{self.type}: {self.message}".splitlines()[0]
-        return self._describe_exit()
+        return process.describe_exit(self.code) if self.code is not None else self.message
 
     @property
     def summary(self) -> str:
@@ -84,9 +84,6 @@ class Failure:
         if self.last_line:
             return f"{self.error}: {self.last_line}"
         return in_one_line(f"{self.type}: {self.message}") if self.type else self.error
-
-    def _describe_exit(self) -> str:
-        return process.describe_exit(self.code) if self.code is not None else self.message
 
     def headline(self, world_size: int) -> str:
         if self.rank is None:

@@ -63,7 +63,10 @@ def _folders(controller: str, proc: Path, sys: Path) -> Iterator[tuple[Path, boo
 
 
 def _limit(folder: Path, unified: bool) -> int | None:
-    limit = read_number(folder / ("memory.max" if unified else "memory.limit_in_bytes"))
+    try:
+        limit = int((folder / ("memory.max" if unified else "memory.limit_in_bytes")).read_bytes())
+    except (OSError, ValueError):  # "max", for one
+        return None
     return limit if 0 < limit < _UNLIMITED else None
 
 
@@ -80,11 +83,3 @@ def _fields(path: Path) -> dict[str, int]:
     except OSError:
         pass
     return found
-
-
-def read_number(path: Path) -> int:
-    """Return the number in a file, or 0 if there is none."""
-    try:
-        return int(path.read_bytes())
-    except (OSError, ValueError):
-        return 0
