@@ -194,9 +194,9 @@ def wait_for_key(store: Any, key: str) -> str | None:
     """
     try:
         store.wait([key], datetime.timedelta(days=7))
+        return str(store.get(key), "utf-8")
     except dist.DistError:
         return None
-    return str(store.get(key), "utf-8")
 
 
 def connect(
