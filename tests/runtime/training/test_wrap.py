@@ -351,6 +351,31 @@ def test_a_model_may_have_buffers_alone(ranks: Ranks) -> None:
     assert first[0] == 0
 
 
+def left_alone() -> tuple[float, float, list[float]]:
+    """Let DDP ignore a layer and a buffer that differ between ranks."""
+    x, y = data()
+    with quiet(replica_check=1) as run:
+        model: Any = net()
+        model._ddp_params_and_buffers_to_ignore = ["layers.1.weight", "layers.1.bias", "seen"]
+        model.seen.fill_(run.rank)
+        with torch.no_grad():
+            model.layers[1].bias.fill_(run.rank)
+        model = run.wrap(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run.backward(((model(x) - y) ** 2).mean())
+        run.update(optimizer)
+        for _ in run.evaluate(list(x), batch_size=64):
+            pass
+        return model.seen.item(), model.layers[1].bias.item(), weights(model.layers[0])
+
+
+def test_what_ddp_shall_ignore_is_left_alone(ranks: Ranks) -> None:
+    first, second = ranks(left_alone, 2)
+    assert (first[0], second[0]) == (0.0, 1.0)
+    assert abs(second[1] - first[1]) > 0.5
+    assert first[2] == second[2]
+
+
 # -- communication hooks ---------------------------------------------------------------------------------
 
 

@@ -40,6 +40,13 @@ _is_traced = getattr(_symbolic_trace, "is_fx_symbolic_tracing", _symbolic_trace.
 _is_exported = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
 
+def ignored_names(model: nn.Module) -> set[str]:
+    """Return the parameters and buffers that the script has told DDP to leave alone: other ranks
+    have others, as of experts.
+    """
+    return set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+
+
 class _DDPModule(nn.Module):
     """The module that DDP wraps. It owns the model's parameters and calls the model's original
     forward.
@@ -49,6 +56,7 @@ class _DDPModule(nn.Module):
         super().__init__()
         self.model = model
         self._forward = forward
+        self._ddp_params_and_buffers_to_ignore = [f"model.{name}" for name in ignored_names(model)]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._forward(*args, **kwargs)
@@ -112,7 +120,8 @@ class DDPModel:
         self._compile_options = compile_options
         self._comm_hook = comm_hook
         self._options = options
-        self._parameters = list(model.parameters())
+        ignored = ignored_names(model)
+        self._parameters = [each for name, each in model.named_parameters() if name not in ignored]
         self._original = model.forward
         self._was_patched = "forward" in vars(model)  # by the script, or a library
         self._module = _DDPModule(model, model.forward)
@@ -353,8 +362,10 @@ class DDPModel:
             self._options.get("forward_sync_buffers"),
         )
         if False not in requested:
-            for buffer in self.model.buffers():
-                dist.broadcast(buffer, src=0)
+            ignored = ignored_names(self.model)
+            for name, buffer in self.model.named_buffers():
+                if name not in ignored:
+                    dist.broadcast(buffer, src=0)
 
     def close(self) -> None:
         """Give the script its model back: a plain forward, and no hooks."""

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from paceline.errors import ReplicasDiffer
 from paceline.runtime.console import format_ranks
 from paceline.runtime.training.checksum import Checksum, is_comparable
-from paceline.runtime.training.ddp import DDPModel
+from paceline.runtime.training.ddp import DDPModel, ignored_names
 from paceline.runtime.training.wrap import Wrapper
 
 
@@ -58,8 +58,9 @@ class ReplicaCheck:
             if each.ddp is not None and each.ddp.process_group.size() != dist.get_world_size():
                 continue  # other ranks have other weights
             prefix = f"{type(each.model).__name__} {number}." if len(models) > 1 else ""
+            ignored = ignored_names(each.model)
             for name, parameter in each.model.named_parameters():
-                if is_comparable(parameter):
+                if name not in ignored and is_comparable(parameter):
                     yield f"{prefix}{name}", parameter
 
     def _error(self, step: int, most: list[int], others: list[int]) -> ReplicasDiffer:
