@@ -134,6 +134,14 @@ def test_a_stream_with_a_state_continues_from_it_without_reading_again() -> None
         assert workers or data.read_from == [18]
 
 
+def test_a_plain_loop_continues_between_two_epochs() -> None:
+    first, resumed = (StreamLoader(Positioned(12), batch_size=6) for _ in range(2))
+    list(first)
+    resumed.load_state_dict(first.state_dict())
+    for loader in (first, resumed):
+        assert (len(list(loader)), loader.epoch) == (2, 2)
+
+
 def test_a_stream_without_a_state_skips_items_and_prints_a_note() -> None:
     notes: list[str] = []
     first = StreamLoader(Counting(60), batch_size=6, identity=Identity(), seed=2)

@@ -79,7 +79,8 @@ class EpochLoader:
         are left of it.
         """
         self._check_not_in_steps()
-        position = self._loaded
+        # between two epochs, a stream's state still has the positions of the last one
+        position = self._loaded if self.step else {}
         if self.step and not position:
             self.epoch, self.step = self.epoch + 1, 0
         is_at_end = True  # unless a batch comes
