@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import multiprocessing
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -437,7 +439,9 @@ def test_params_and_settings_come_from_the_launch_spec(
     assert list(events[1]["seconds"]) == phases
     assert events[1]["step"] == 1
     assert all(each >= 0 for each in events[1]["seconds"].values())
-    assert dict(Params({"a": 1})) == {"a": 1}
+    params = Params({"a": {"b": 1}})
+    for copied in (copy.deepcopy(params), pickle.loads(pickle.dumps(params))):
+        assert (dict(copied), copied.a.b) == ({"a": {"b": 1}}, 1)
 
 
 def test_invalid_settings_are_named() -> None:

@@ -250,3 +250,6 @@ class Params(dict[str, Any]):
         raise AttributeError("run.params is read-only, so that all ranks have the same values.")
 
     __setattr__ = __setitem__
+
+    def __reduce__(self) -> Any:  # otherwise a copy would set the items
+        return Params, (dict(self),)
