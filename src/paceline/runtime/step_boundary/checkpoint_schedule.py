@@ -255,7 +255,8 @@ class Snapshot:
                     for group in stateful.param_groups
                 ]
             elif not isinstance(stateful, torch.nn.Module):
-                tensors = collect({name: stateful}).tensors.tensors.values()
+                found = collect({name: stateful}).tensors
+                tensors = [*found.tensors.values(), *found.sharded.values()]
                 if sum(tensor.nbytes for tensor in tensors) <= MAX_COPY:
                     states[name] = copy.deepcopy(stateful.state_dict())
         return states
