@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
@@ -232,7 +233,7 @@ def test_progress_bars_know_how_many_batches_there_are(tmp_path: Path, kind: str
 
     train(tmp_path, body, 4)
     train(tmp_path, body)
-    assert [(bar.total, bar.n) for bar in bars] == [(12, 8), (12, 4), (12, 12)]
+    assert [(bar.total, bar.n) for bar in bars] == [(12, 8), (4, 4), (12, 12)]
 
 
 def test_progress_bars_know_how_many_batches_are_evaluated(tmp_path: Path) -> None:
@@ -531,6 +532,10 @@ def test_a_break_ends_a_loop_that_the_script_keeps(tmp_path: Path) -> None:
                 if number == 2:
                     break
         assert run.step == 6
+        parts = run.steps(range(4))
+        assert list(itertools.islice(parts, 2)) == [0, 1]
+        with pytest.raises(UsageError, match=r"These batches of .* have ended"):
+            list(parts)
 
 
 def test_two_loops_at_once_are_refused(tmp_path: Path) -> None:
@@ -647,6 +652,15 @@ def warned_of_same_batches() -> list[int]:
 def test_ranks_that_get_the_same_batches_are_warned_once(ranks: Ranks) -> None:
     assert ranks(warned_of_same_batches, 2) == [[1, 0, 1, 0, 0, 0, 0], [0] * 7]
     assert warned_of_same_batches()[0] == 0
+
+
+def test_a_sampler_gets_each_epoch_that_it_is_used_in(tmp_path: Path) -> None:
+    sampler, seen = DistributedSampler(range(8), 1, 0), []
+    with paceline.session(folder=tmp_path, cpu=True, progress=False, report=False) as run:
+        for epoch in run.epochs(7):
+            list(run.steps(DataLoader(Numbers(8), sampler=sampler if epoch % 2 else None)))
+            seen.append(sampler.epoch)
+    assert seen == [0, 1, 1, 3, 3, 5, 5]
 
 
 def test_an_epoch_that_the_script_has_set_stays(tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ EMPTY_LOOP = "The run had already reached --max-steps, so this run.steps loop wa
 
 
 class LoopBatches(Iterator[Any]):
-    """The batches of one loop. Progress bars show `len`, if there is one, as their total."""
+    """The batches of one loop, to iterate over once. Progress bars show `len`, if there is one, as
+    their total.
+    """
 
     def __init__(
         self, batches: Generator[Any, None, None], count: Callable[[], int | None]
@@ -48,6 +50,12 @@ class LoopBatches(Iterator[Any]):
         """Yield the batches. A `break` ends the loop, even if the script keeps this object, as a
         progress bar does.
         """
+        if self._batches.gi_frame is None:  # type: ignore[attr-defined]
+            raise UsageError(
+                "These batches of run.steps or run.evaluate have ended: with the first loop over "
+                "them, also by a `break`.",
+                hint="Call it again for each loop. To take batches in parts, use next().",
+            )
         try:
             yield from self._batches
         finally:
@@ -60,15 +68,19 @@ class LoopBatches(Iterator[Any]):
         self._batches.close()
 
 
-def count_batches(loader: Any, *, max_steps: int | None, accumulate: int) -> int | None:
-    """Return how many batches a loop over a loader has, or None if the loader has no length."""
+def count_batches(loader: Any, *, done: int, max_steps: int | None, accumulate: int) -> int | None:
+    """Return how many batches are left after the steps that are done in a loop over a loader, or
+    None if the loader has no length.
+    """
     is_ours = hasattr(loader, "micro_batches")
     per_step = loader.accumulate if is_ours else accumulate
     try:
         batches = len(loader) * (per_step if is_ours else 1)
     except TypeError:
         return None
-    return batches if max_steps is None else min(batches, max_steps * per_step)
+    if max_steps is not None:
+        batches = min(batches, max_steps * per_step)
+    return max(0, batches - done * per_step)
 
 
 class Loop:
@@ -158,6 +170,14 @@ class Loop:
             return {"loop": self._loops, "loader": None, "left": True}
         state = self._loader.state_dict() if self._loader in self._late else None
         return {"loop": max(0, self._loops - 1), "loader": state, "left": False}
+
+    def count_done(self, loader: Any) -> int:
+        """Return how many steps of the next loop are done: some may be after a resume."""
+        if self._resumed is None or self._resumed["left"]:
+            return 0
+        if not hasattr(loader, "micro_batches"):
+            return self.plain.first_step(self.epoch, self._loops * self.in_epochs)
+        return int(loader.first_step(self._next_epoch(loader)))
 
     # -- the first step
 

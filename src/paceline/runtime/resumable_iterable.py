@@ -55,6 +55,7 @@ class PlainLoader:
         self._own: list[Any] = []  # those that the iterable holds itself
         self._number = 0  # of this loop in its epoch
         self._iterables: dict[int, Iterable[Any]] = {}  # of all loops of an epoch
+        self._set_epochs: dict[int, int] = {}  # by the id of a sampler: what it got last
         # what was loaded for those that have not come yet
         self._generators: dict[str, list[Any]] = {}
         # loops whose DataLoader had begun before the resume, and kept its workers
@@ -88,8 +89,9 @@ class PlainLoader:
         """
         if epoch is not None:
             for sampler in _samplers(iterable):
-                if getattr(sampler, "epoch", 0) in (0, epoch - 1):
+                if getattr(sampler, "epoch", 0) in (0, self._set_epochs.get(id(sampler))):
                     sampler.set_epoch(epoch)
+                    self._set_epochs[id(sampler)] = epoch
         continues = iterable is self._iterable and isinstance(iterable, Iterator)
         if (
             self._assumed is not None

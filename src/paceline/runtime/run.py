@@ -484,7 +484,7 @@ class Run:
         on every rank;
         `accumulate` then counts batches per update. The loop ends after `max_steps` steps, if
         given; a resumed loop counts those that it did before. `len(run.steps(loader))` is the
-        number of batches of the whole loop, if the loader has a length.
+        number of batches that are left, if the loader has a length.
 
         Raises CheckpointError if a resumed run gets other batches from an iterable than before,
         unless `exact` is False.
@@ -498,7 +498,10 @@ class Run:
         if self._mesh.tensor > 1:
             self._loop.check_first = lambda batch: check_batch(batch, self._mesh, self.device)
         batches = self._loop.steps(loader, max_steps=max_steps, accumulate=accumulate, exact=exact)
-        count = functools.partial(count_batches, loader, max_steps=max_steps, accumulate=accumulate)
+        done = self._loop.count_done(loader)
+        count = functools.partial(
+            count_batches, loader, done=done, max_steps=max_steps, accumulate=accumulate
+        )
         return LoopBatches(batches, count)
 
     def evaluate(
