@@ -332,7 +332,7 @@ def walk() -> Iterator[tuple[str, Any]]:
 
 
 def _command(name: str, command: Any) -> Section:
-    settings = list(options_of(name.split(maxsplit=1)[0]))
+    settings = [] if name in SUBCOMMANDS else list(options_of(name.split(maxsplit=1)[0]))
     shared = {option.name for _, option in settings}
     groups = dict.fromkeys(group for group, _ in settings) if _takes(command, shared) else {}
     usage = [f"paceline {name}", "[OPTIONS]", *_arguments(command)]

@@ -23,7 +23,7 @@ def test_a_busy_gpu_is_measured() -> None:
     assert len(gpus.models) == torch.cuda.device_count()
     assert gpus.models[0]["name"] == torch.cuda.get_device_name(0)
     total = torch.cuda.get_device_properties(0).total_memory
-    assert gpus.memory[0] == pytest.approx(total, rel=0.1)
+    assert gpus.models[0]["memory"] == pytest.approx(total, rel=0.1)
     metrics = NodeMetrics(lambda: {os.getpid()}, gpus=gpus)
     before = metrics.sample()["gpus"][0]
     held = torch.ones(2**30, dtype=torch.uint8, device="cuda")  # 1 GiB
@@ -39,7 +39,7 @@ def test_a_busy_gpu_is_measured() -> None:
         busiest = max(busiest, during["busy"])
     assert busiest >= 50
     assert during["memory"] >= before["memory"] + held.numel()
-    assert during["memory"] <= gpus.memory[0]
+    assert during["memory"] <= gpus.models[0]["memory"]
     assert 20 < during["power"] < 2000
     assert 10 < during["temperature"] < 110
     metrics.close()

@@ -100,7 +100,7 @@ def point_to_cluster(problem: NoSlurm, command: str) -> NoSlurm:
         )
         return NoSlurm(problem.message, hint=hint)
     hint = (
-        "From a laptop, name your cluster with --on. Its login node stands in paceline.toml:\n"
+        "From a laptop, name your cluster with --on. Write its login node into paceline.toml:\n"
         '    [profiles.alps]\n    host = "login.example.org"\n'
         f"  Then type: paceline {command} --on alps ..."
     )
