@@ -51,18 +51,15 @@ TOTALS = {
 }
 # What is still above its budget, as it is now. Lower these numbers as the code shrinks.
 TODAY = {
-    "agent": 5_960,
-    "cli": 2_989,
-    "contract": 1_428,
-    "launch": 2_725,
-    "runtime": 9_668,
-    "spec": 1_203,
-    "sweep": 1_075,
-    "watch": 2_634,
-    "statements": 35_734,
-    "statements of the launch half": 20_106,
-    "syntax nodes": 443_060,
-    "lines of shell": 528,
+    "agent": 5_539,
+    "cli": 2_891,
+    "contract": 1_374,
+    "runtime": 8_699,
+    "spec": 1_148,
+    "sweep": 1_060,
+    "statements": 33_607,
+    "syntax nodes": 413_950,
+    "lines of shell": 495,
 }
 
 
