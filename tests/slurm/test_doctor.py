@@ -332,4 +332,4 @@ def test_inside_an_allocation(cluster: Cluster, tmp_path: Path) -> None:
     assert all(f"{host}: eth0" in found["nodes"]["text"] for host in hosts)
     assert "on 2 nodes" in found["versions"]["text"]
     assert "2 x cpu" in found["fitness"]["text"]
-    assert "all-reduce between nodes" in found["fitness"]["text"]
+    assert "exchanges between two nodes" in found["fitness"]["text"]

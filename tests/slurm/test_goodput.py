@@ -218,7 +218,8 @@ def test_a_lost_node_is_lost_from_the_last_save_until_slurm_requeues_the_job(
     # Slurm's times have no fractions
     seconds, near = details.goodput.seconds, {"rel": 0.05, "abs": 1.5}
     submitted = read_record(folder, lambda jobs: {}).events[0]["time"]
-    waited = details.job_starts[0].began - submitted + details.job_starts[1].began - requeued
+    starts = details.goodput.job_starts
+    waited = starts[0].began - submitted + starts[1].began - requeued
     assert seconds["queued"] == pytest.approx(waited, **near), diagnostics(folder)
     if victim == "head":  # nobody is left who could tell
         assert seconds["lost"] == pytest.approx(requeued - saved, **near)
@@ -297,8 +298,8 @@ def test_the_wait_for_busy_nodes_after_a_requeue_is_queued(
     assert cluster.wait(job, timeout=200) == "COMPLETED", diagnostics(folder)
     ended = folder.job_start(f"{job}-0").verdict.stat().st_mtime
     requeued, began = moment(cluster, job, "SubmitTime"), moment(cluster, job, "StartTime")
-    first, second = read_details(read_record(folder, lambda jobs: {})).job_starts
     goodput = read_details(read_record(folder, lambda jobs: {})).goodput
+    first, second = goodput.job_starts
     # in the queue for the first time
     waited = first.began - read_record(folder, lambda jobs: {}).events[0]["time"]
     # Slurm's times have no fractions, and agents take a moment to start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 WAITING, LIVE, ENDED, UNKNOWN = "waiting", "live", "ended", "unknown"
@@ -58,6 +59,16 @@ class JobState:
     @property
     def phase(self) -> str:
         return STATES.get(self.state, ("", UNKNOWN))[1]
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether the batch shell ended by a signal: Slurm then fails the job and ends its steps.
+
+        The shell exits on its own with a code, whatever becomes of the run.
+        """
+        by_signal = re.fullmatch(r"\d+:[1-9]\d*", self.exit_code)
+        reasons = ("RaisedSignal", "JobLaunchFailure")  # the second in some versions, after hours
+        return self.state == "FAILED" and bool(by_signal or self.reason.startswith(reasons))
 
 
 def normalize_state(text: str) -> str:

@@ -102,7 +102,12 @@ class Record:
         if problem := read_text(start.requeue_failed, 10_000).strip():
             return problem
         wanted = start.requeue.exists() and read_verdict(start.verdict) == STOPPED
-        if not wanted or self.state is None or self.state.state != "FAILED":
+        if (
+            not wanted
+            or self.state is None
+            or self.state.state != "FAILED"
+            or self.state.was_killed
+        ):
             return ""
         return f"Slurm forgot it ({CRASH}); use `{submit_again(self.folder)}`"
 

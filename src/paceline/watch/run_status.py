@@ -212,6 +212,8 @@ def _describe_end(record: Record) -> str:
         return "nothing was left to do" if had_nothing_left(record.events) else ""
     if record.status == DONE_UNSAVED:
         return unsaved_state(record.holder)
+    if record.state is not None and record.state.was_killed and record.attempts:
+        return "the batch shell was killed"
     if record.status != "cancelled":
         lines = [] if record.status == STOPPED else describe_failure(record.folder)
         problem = in_one_line(next(iter(lines), ""))
