@@ -530,9 +530,8 @@ def test_ctrl_c_in_a_terminal_saves_and_stops(project: Path, scratch: Path) -> N
     folder = only_run(scratch)
     (saved,) = find_checkpoints(folder.path)
     step = checkpoint_step(saved.name)
-    over_the_bar = "\r\x1b[K"
     note = "stop requested (Ctrl-C): the ranks save and stop; press Ctrl-C again to end at once"
-    assert f"{over_the_bar}paceline: {note}" in text
+    assert f"\r\npaceline: {note}" in text, "on a line of its own"
     assert f"stopped at step {step}, saved" in text
     assert f"to continue: paceline run --resume {folder.path.name} (from step {step})" in text
     assert "Traceback" not in text
