@@ -101,10 +101,6 @@ def flags_written_in(module: Any) -> list[str]:
         ("shell --mail me", "--mail applies to `paceline submit`, not to `paceline shell`"),
         ("sync 1a2b --all", "--all cannot be combined with a run (1a2b)"),
         ("inspect data --warm train.py", "--warm applies to `paceline run`"),
-        (
-            "inspect data --profile 1:2 train.py",
-            "--profile applies to `paceline run` and `paceline submit`",
-        ),
     ],
 )
 def test_an_option_that_would_do_nothing_is_an_error(line: str, message: str) -> None:

@@ -227,9 +227,10 @@ def test_links_of_the_snapshot_point_to_copies(
 def test_a_rank_does_not_start_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bootstrap, "WORKING_DIRECTORY_TIMEOUT", 0.0)
-    bootstrap._enter_working_directory({"cwd": str(tmp_path / "gone"), "project": ""})
+    spec = LaunchSpec("run", "train.py", [], cwd=str(tmp_path / "gone"))
+    bootstrap._enter_working_directory(spec)
     with pytest.raises(FileNotFoundError):
-        bootstrap._enter_working_directory({"cwd": str(tmp_path / "gone"), "project": "/project"})
+        bootstrap._enter_working_directory(replace(spec, work={"project": "/project"}))
 
 
 def test_an_unusable_folder_is_an_error_with_its_reason(
